@@ -1,0 +1,64 @@
+# Every target makes .venv and installs what it needs, if that is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
+
+.PHONY: help reproduce test test-integrations lint format bench docs build clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 26
+
+reproduce: .venv/ready ## run the paper's experiments and print what came out (about 2 minutes)
+	@echo "reproduce: the paper's experiments, with the library's own optimizers"
+	@$(BIN)/matrix-adagrad reproduce
+
+test: lint ## lint, types, doctests and tests
+	@echo "test: doctests and tests"
+	@$(BIN)/python -m pytest
+
+test-integrations: .venv/ready-integrations ## tests against heavy peers (TorchRec, FBGEMM)
+	@echo "test-integrations: tests against TorchRec and FBGEMM"
+	@$(BIN)/python -m pytest tests/integration
+
+lint: .venv/ready-test ## style and types
+	@echo "lint: ruff and mypy"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/mypy
+
+format: .venv/ready-test ## rewrite the code in the project's style
+	@echo "format: ruff"
+	@$(BIN)/ruff check --quiet --fix
+	@$(BIN)/ruff format --quiet
+
+bench: .venv/ready ## time and memory of a step next to torch.optim
+	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
+	@$(BIN)/python -m benchmarks
+
+docs: .venv/ready-docs ## the documentation, in site/
+	@echo "docs: sphinx, strict, into site/"
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs site
+
+build: .venv/ready-release ## the wheel and the sdist, in dist/
+	@echo "build: wheel and sdist into dist/"
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist . > /dev/null
+
+clean: ## remove everything that was made here
+	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+.venv/ready: pyproject.toml constraints.txt
+	@echo "setup: .venv with matrix-adagrad"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/ready-%: .venv/ready
+	@echo "setup: .venv for $*"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@if [ $* = integrations ]; then \
+	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps fbgemm-gpu-cpu torchrec; fi
+	@touch $@

@@ -1,0 +1,25 @@
+"""Sphinx: Markdown pages, and an API reference from the docstrings."""
+
+from matrix_adagrad import __version__
+
+project = "matrix-adagrad"
+author = "the matrix-adagrad authors"
+release = version = __version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+html_theme = "furo"
+html_title = "matrix-adagrad"
+exclude_patterns = ["_build"]
+default_role = "py:obj"
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True

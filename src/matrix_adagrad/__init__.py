@@ -1,0 +1,30 @@
+"""Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
+
+from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole
+from matrix_adagrad.optim import (
+    ColumnAdaGrad,
+    ColumnMomentum,
+    MatrixAdaGrad,
+    MatrixMomentum,
+    RowAdaGrad,
+    RowMomentum,
+    geometry_groups,
+)
+from matrix_adagrad.version import __version__
+
+__all__ = [
+    "Blocks",
+    "Column",
+    "ColumnAdaGrad",
+    "ColumnMomentum",
+    "Entry",
+    "Geometry",
+    "MatrixAdaGrad",
+    "MatrixMomentum",
+    "Row",
+    "RowAdaGrad",
+    "RowMomentum",
+    "Whole",
+    "__version__",
+    "geometry_groups",
+]

@@ -1,0 +1,250 @@
+r"""Which entries of a parameter share one scale.
+
+A geometry partitions the entries of a tensor into blocks. Everything else in this package follows from that partition:
+the statistic (the sum of squares over each block), the step (divide by its root), the norm
+
+.. math:: \|X\| = \max_b \|X_b\|_2 \qquad\text{and its dual}\qquad \|G\|_* = \sum_b \|G_b\|_2,
+
+the number of scales, and so the memory.
+
+For a tensor of two or more dimensions, row ``i`` is the slice ``x[i]`` and a column is everything that shares the
+remaining indices. Vectors and scalars have neither: they are scaled entry by entry, unless the geometry is `Whole`.
+
+A geometry of your own is a frozen dataclass with `dims`, and with `cut` if its blocks do not fill whole dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Blocks", "Column", "Entry", "Geometry", "Row", "Whole", "as_geometry"]
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Geometry(ABC):
+    """A partition of a tensor's entries into blocks that share one scale.
+
+    Geometries are values: they compare by what they say, hash, pickle, and never change.
+
+    Example:
+        >>> from matrix_adagrad.geometry import Column, Row
+        >>> Row().statistic_shape((5, 3)), Column().statistic_shape((5, 3))
+        ((5, 1), (1, 3))
+        >>> Row().transpose == Column()
+        True
+    """
+
+    @abstractmethod
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        """The dimensions of `view` that lie inside one block: the statistic sums over them."""
+
+    @property
+    @abstractmethod
+    def transpose(self) -> Geometry:
+        """The geometry that does to ``x.T`` what this one does to the matrix ``x``."""
+
+    def cut(self, shape: Shape) -> tuple[int, ...]:
+        """The shape of `view`: ``shape``, with dimensions split where a block fills only part of one."""
+        return tuple(shape)
+
+    def __str__(self) -> str:
+        return type(self).__name__.lower()
+
+    def statistic_shape(self, shape: Shape) -> tuple[int, ...]:
+        """The shape of the statistic of a tensor of this shape; it broadcasts against `view`.
+
+        >>> Row().statistic_shape((8, 4, 3, 3)), Column().statistic_shape((8, 4, 3, 3))
+        ((8, 1, 1, 1), (1, 4, 3, 3))
+        """
+        dims = self.dims(shape)
+        return tuple(1 if d in dims else size for d, size in enumerate(self.cut(shape)))
+
+    def scales(self, shape: Shape) -> int:
+        """How many scales a tensor of this shape has: the size of the optimizer's statistic.
+
+        >>> [g.scales((50_000, 64)) for g in (Row(), Column(), Entry(), Whole())]
+        [50000, 64, 3200000, 1]
+        """
+        return math.prod(self.statistic_shape(shape))
+
+    def members(self, shape: Shape) -> int:
+        """How many entries share one scale.
+
+        >>> Row().members((50_000, 64))
+        64
+        """
+        cut = self.cut(shape)
+        return math.prod(cut[d] for d in self.dims(shape))
+
+    def view(self, x: Tensor) -> Tensor:
+        """``x`` itself, seen in the shape `cut`; never a copy."""
+        cut = self.cut(x.shape)
+        return x if len(cut) == x.dim() else x.view(cut)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        """The sum of squared magnitudes over each block, real, in the shape `statistic_shape`.
+
+        >>> import torch
+        >>> Row().statistic(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
+        tensor([[25.],
+                [ 4.]])
+        """
+        squares = self.view(x).abs().square()
+        dims = self.dims(x.shape)
+        return squares.sum(dims, keepdim=True) if dims else squares
+
+    def norm(self, x: Tensor) -> Tensor:
+        r"""The mixed norm :math:`\max_b \|X_b\|_2`: for rows, the paper's :math:`\|X\|_{:2,\infty}`.
+
+        >>> import torch
+        >>> Row().norm(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
+        tensor(5.)
+        """
+        lengths = self.statistic(x).sqrt()
+        return lengths.amax() if lengths.numel() else lengths.sum()
+
+    def dual_norm(self, x: Tensor) -> Tensor:
+        r"""The dual of `norm`, :math:`\sum_b \|X_b\|_2`.
+
+        >>> import torch
+        >>> Row().dual_norm(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
+        tensor(7.)
+        """
+        return self.statistic(x).sqrt().sum()
+
+
+@dataclass(frozen=True)
+class Row(Geometry):
+    """One scale for each row ``x[i]``: O(m) state for an m×n matrix."""
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(range(1, len(shape)))
+
+    @property
+    def transpose(self) -> Geometry:
+        return Column()
+
+
+@dataclass(frozen=True)
+class Column(Geometry):
+    """One scale for each column ``x[:, j]``: O(n) state for an m×n matrix."""
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        return (0,) if len(shape) > 1 else ()
+
+    @property
+    def transpose(self) -> Geometry:
+        return Row()
+
+
+@dataclass(frozen=True)
+class Entry(Geometry):
+    """One scale for each entry: the geometry of AdaGrad and Adam, O(mn) state."""
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def transpose(self) -> Geometry:
+        return self
+
+
+@dataclass(frozen=True)
+class Whole(Geometry):
+    """One scale for the whole tensor: O(1) state. Vectors too have one scale here."""
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(range(len(shape)))
+
+    @property
+    def transpose(self) -> Geometry:
+        return self
+
+
+@dataclass(frozen=True)
+class Blocks(Geometry):
+    """One scale for each block of a regular grid laid over the matrix.
+
+    Args:
+        rows: the number of equal groups of consecutive rows; ``None`` leaves every row on its own.
+        columns: the number of equal slices that each row is cut into; ``None`` leaves every column on its own.
+            In a tensor of more than two dimensions the slices are cut along the second one.
+
+    Example:
+        A fused query-key-value weight with one scale for each of its three parts, and an output projection whose rows
+        are cut into 8 attention heads:
+
+        >>> Blocks(rows=3).statistic_shape((3 * 512, 512))
+        (3, 1, 1)
+        >>> Blocks(columns=8).scales((512, 512)) == 512 * 8
+        True
+    """
+
+    rows: int | None = None
+    columns: int | None = 1
+
+    def __post_init__(self) -> None:
+        for name, parts in (("rows", self.rows), ("columns", self.columns)):
+            if parts is not None and not isinstance(parts, int):
+                raise TypeError(f"Blocks: {name} must be an int or None, got {parts!r}")
+            if parts is not None and parts < 1:
+                raise ValueError(f"Blocks: {name} must be at least 1, got {parts}")
+
+    def __str__(self) -> str:
+        return f"blocks(rows={self.rows}, columns={self.columns})"
+
+    @property
+    def transpose(self) -> Geometry:
+        return Blocks(rows=self.columns, columns=self.rows)
+
+    def cut(self, shape: Shape) -> tuple[int, ...]:
+        if len(shape) < 2:
+            return tuple(shape)
+        m, n, *rest = shape
+        return (*self._split("rows", m, self.rows), *self._split("columns", n, self.columns), *rest)
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        if len(shape) < 2:
+            return ()
+        cut = self.cut(shape)
+        columns_at = len(self._split("rows", shape[0], self.rows))
+        inside_rows = () if self.rows is None else (columns_at - 1,)
+        if self.columns is None:
+            return inside_rows
+        first_inside = columns_at + (self.columns > 1)
+        return (*inside_rows, *range(first_inside, len(cut)))
+
+    def _split(self, name: str, size: int, parts: int | None) -> tuple[int, ...]:
+        if parts is None or parts == 1:
+            return (size,)
+        if size % parts:
+            raise ValueError(f"{self!r} cannot cut {size} {name} into {parts} equal parts")
+        return (parts, size // parts)
+
+
+_NAMED: dict[str, Geometry] = {str(g): g for g in (Row(), Column(), Entry(), Whole())}
+
+
+def as_geometry(geometry: Geometry | str) -> Geometry:
+    """A geometry from itself or from its name: ``"row"``, ``"column"``, ``"entry"`` or ``"whole"``.
+
+    >>> as_geometry("row")
+    Row()
+    """
+    if isinstance(geometry, Geometry):
+        return geometry
+    allowed = f"one of {', '.join(map(repr, _NAMED))}, or a Geometry such as Blocks(rows=3)"
+    if isinstance(geometry, type) and issubclass(geometry, Geometry):
+        raise TypeError(f"geometry must be a value: write {geometry.__name__}() instead of {geometry.__name__}")
+    if not isinstance(geometry, str):
+        raise TypeError(f"geometry must be {allowed}, got {geometry!r}")
+    if geometry not in _NAMED:
+        raise ValueError(f"geometry must be {allowed}, got {geometry!r}")
+    return _NAMED[geometry]

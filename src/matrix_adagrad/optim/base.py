@@ -1,0 +1,286 @@
+"""The torch.optim contract: parameter groups, lazy state, checkpoints, and the choice of how to run a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter, is_lazy
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict
+
+from matrix_adagrad.geometry import Geometry, as_geometry
+from matrix_adagrad.optim.options import check_options, refuse_misspelled
+from matrix_adagrad.optim.step import Rule, foreach, reference, wide_dtype
+
+__all__ = ["MatrixOptimizer"]
+
+STEP = "step"
+
+
+class MatrixOptimizer(Optimizer):
+    """What all optimizers of this package share; a subclass says which state the update rule keeps."""
+
+    STATISTIC: ClassVar[str]  # the state key of V_t, one number a scale
+    AVERAGE: ClassVar[str | None] = None  # the state key of the running average of gradients, if there is one
+    FIXED: ClassVar[Geometry | None] = None  # the geometry, in a class that has only one
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        defaults["geometry"] = as_geometry(defaults["geometry"])
+        check_options(defaults)
+        super().__init__(params, defaults)
+
+    # ---------------------------------------------------------------------------------------------------------- groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with options of its own; a group that is refused leaves no trace."""
+        if isinstance(param_group, dict):
+            refuse_misspelled(param_group, self.defaults)
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except Exception:
+            del self.param_groups[-1]
+            raise
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_options(group)
+        group["geometry"] = as_geometry(group["geometry"])
+        if self.FIXED not in (None, group["geometry"]):
+            raise ValueError(
+                f"{type(self).__name__} scales by {self.FIXED}, and a group asks for {group['geometry']}: "
+                f"use {type(self).__mro__[1].__name__} for a geometry per group"
+            )
+        for name, param in self._named(group):
+            if not is_lazy(param):
+                self._check_fits(name, param, group)
+
+    def _check_fits(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        if not (param.is_floating_point() or param.is_complex()):
+            raise TypeError(
+                f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be trained"
+            )
+        if group["stochastic_rounding"] and param.dtype is torch.float16:
+            raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
+        try:
+            group["geometry"].statistic_shape(param.shape)
+        except ValueError as error:
+            raise ValueError(f"{name}, of shape {tuple(param.shape)}, does not fit its geometry: {error}") from None
+
+    def _named(self, group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """The parameters of a group, each with the words that an error message uses for it."""
+        names = group.get("param_names")
+        first = 0
+        for other in self.param_groups:
+            if other is group:
+                break
+            first += len(other["params"])
+        for i, param in enumerate(group["params"]):
+            yield f"parameter {names[i]!r}" if names else f"parameter {first + i}", param
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def init_state(self) -> None:
+        """Make the state of every trainable parameter now, instead of at its first gradient.
+
+        A checkpoint of an optimizer that has not stepped, or of a model with unused parameters, is then complete.
+        """
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.requires_grad:
+                    self._state_of(param, group)
+
+    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[param]
+        if not state:
+            device = param.device
+            dtype = wide_dtype(param.dtype)
+            count_dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+            state[STEP] = torch.zeros((), dtype=count_dtype, device=device if group["capturable"] else "cpu")
+            if self.AVERAGE is not None:
+                state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            state[self.STATISTIC] = torch.full(
+                group["geometry"].statistic_shape(param.shape),
+                group.get("initial_accumulator_value", 0),
+                dtype=dtype.to_real(),
+                device=device,
+            )
+        return state
+
+    # ------------------------------------------------------------------------------------------------------------ step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step.
+
+        Args:
+            closure: recomputes the loss and its gradients, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            work = []
+            for (
+                group
+            ) in self.param_groups:  # all of them first: what cannot be stepped is refused before anything moves
+                params: list[Tensor] = []
+                grads: list[Tensor] = []
+                averages: list[Tensor] = []
+                statistics: list[Tensor] = []
+                steps: list[Tensor] = []
+                self._init_group(group, params, grads, averages, statistics, steps)
+                work.append((group, params, grads, averages, statistics, steps))
+            for group, params, grads, averages, statistics, steps in work:
+                if params:
+                    run = foreach if _runs_foreach(params, group) else reference
+                    run(params, grads, averages, statistics, steps, _rule(group))
+        return loss
+
+    # torch.compile knows this method by name: it runs it as it is and traces what follows.
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        averages: list[Tensor],
+        statistics: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
+        for i, param in enumerate(group["params"]):
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                name = list(self._named(group))[i][0]
+                raise RuntimeError(
+                    f"{name} has a sparse gradient, and this version takes dense ones only: make its layer sparse=False"
+                )
+            state = self._state_of(param, group)
+            params.append(param)
+            grads.append(param.grad)
+            steps.append(state[STEP])
+            statistics.append(state[self.STATISTIC])
+            if self.AVERAGE is not None:
+                averages.append(state[self.AVERAGE])
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> StateDict:
+        """The state, as of every torch optimizer; geometries are saved by name, so that files hold plain types only."""
+        state_dict = super().state_dict()
+        for group in state_dict["param_groups"]:
+            group["geometry"] = str(group["geometry"])
+        return state_dict
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state. One that was saved for another shape or another geometry is refused, and changes nothing.
+
+        Statistics stay in float32 or wider, whatever the parameter's dtype.
+        """
+        # The last of the pre-hooks: users' own may rewrite the dict, and what they return is what is loaded.
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: self._prepare_to_load(given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def _prepare_to_load(self, state_dict: StateDict) -> StateDict:
+        groups, saved_groups = self.param_groups, state_dict["param_groups"]
+        if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
+            return state_dict  # torch's own check will say so
+        state = dict(state_dict["state"])
+        for group, saved in zip(groups, saved_groups, strict=True):
+            for (name, param), index in zip(self._named(group), saved["params"], strict=True):
+                self._check_loadable(name, param, group, saved, state.get(index))
+                if index in state:
+                    state[index] = {key: _AsSaved(value) for key, value in state[index].items()}
+        param_groups = [
+            {**saved, "geometry": group["geometry"]} for group, saved in zip(groups, saved_groups, strict=True)
+        ]
+        return {**state_dict, "state": state, "param_groups": param_groups}
+
+    def _check_loadable(
+        self,
+        name: str,
+        param: Tensor,
+        group: dict[str, Any],
+        saved_group: dict[str, Any],
+        saved: dict[str, Any] | None,
+    ) -> None:
+        geometry = group["geometry"]
+        needed = {self.STATISTIC: geometry.statistic_shape(param.shape)}
+        if self.AVERAGE is not None:
+            needed[self.AVERAGE] = tuple(param.shape)
+        if saved:
+            missing = [key for key in (STEP, *needed) if key not in saved]
+            if missing:
+                raise ValueError(f"{name}: the saved state has {', '.join(saved)}, and {', '.join(missing)} is missing")
+        saved_geometry = saved_group.get("geometry", str(geometry))
+        for key, shape in needed.items():
+            saved_shape = tuple(saved[key].shape) if saved else "none"
+            if saved_geometry != str(geometry) or (saved and saved_shape != shape):
+                raise ValueError(
+                    f"{name}: the saved {key!r} has geometry {saved_geometry} and shape {saved_shape}, "
+                    f"and this optimizer needs geometry {geometry} and shape {shape}; nothing was loaded"
+                )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for param, values in state.get("state", {}).items():
+            if isinstance(param, Tensor):  # the users' hooks may have put something else there
+                for key, value in values.items():
+                    if isinstance(value, _AsSaved):
+                        values[key] = self._received(key, value.value, param)
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():  # options younger than the checkpoint
+                group.setdefault(name, value)
+
+    def _received(self, key: str, value: Any, param: Tensor) -> Any:
+        """A saved value as the state of ``param`` here."""
+        dtype = wide_dtype(param.dtype)
+        if key == self.STATISTIC:
+            return value.to(device=param.device, dtype=dtype.to_real())
+        if key == self.AVERAGE:
+            return value.to(device=param.device, dtype=dtype)
+        if key == STEP and not isinstance(value, Tensor):
+            return torch.tensor(float(value))
+        return value
+
+
+@dataclass(frozen=True)
+class _AsSaved:
+    """Carries a value past torch's ``load_state_dict``, which would cast a tensor to the parameter's dtype."""
+
+    value: Any
+
+
+def _runs_foreach(params: list[Tensor], group: dict[str, Any]) -> bool:
+    """The user's own choice, else foreach wherever its operators work: on plain tensors, without autograd."""
+    if group["foreach"] is not None:
+        return bool(group["foreach"])
+    return not group["differentiable"] and all(type(param) in (Tensor, Parameter) for param in params)
+
+
+def _rule(group: dict[str, Any]) -> Rule:
+    lr = group["lr"]
+    return Rule(
+        geometry=group["geometry"],
+        reduction=group["reduction"],
+        lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
+        eps=group["eps"],
+        betas=group.get("betas"),
+        bias_correction=group.get("bias_correction", False),
+        weight_decay=group["weight_decay"],
+        decoupled_weight_decay=group["decoupled_weight_decay"],
+        maximize=group["maximize"],
+        stochastic_rounding=group["stochastic_rounding"],
+        capturable=group["capturable"],
+    )

@@ -1,0 +1,121 @@
+"""What each option of a parameter group may be, checked where it is given."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, NamedTuple, TypedDict
+
+from torch import Tensor
+
+__all__ = ["AdaGradOptions", "MomentumOptions", "check_options", "refuse_misspelled"]
+
+
+class CommonOptions(TypedDict, total=False):
+    """The keywords that all optimizers of this package share, besides ``lr`` and ``geometry``."""
+
+    reduction: str
+    eps: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    domain: None
+    stochastic_rounding: bool
+    maximize: bool
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
+
+
+class AdaGradOptions(CommonOptions, total=False):
+    """The keywords of `MatrixAdaGrad`, besides ``lr`` and ``geometry``."""
+
+    initial_accumulator_value: float
+
+
+class MomentumOptions(CommonOptions, total=False):
+    """The keywords of `MatrixMomentum`, besides ``lr`` and ``geometry``."""
+
+    betas: tuple[float, float]
+    bias_correction: bool
+
+
+class _Allowed(NamedTuple):
+    words: str
+    is_type: Callable[[Any], bool]
+    is_value: Callable[[Any], bool] = lambda _: True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_not_negative(value: Any) -> bool:
+    return bool(math.isfinite(value) and value >= 0)
+
+
+_FLAG = _Allowed("True or False", lambda value: isinstance(value, bool))
+_CHOICE = _Allowed("True, False or None (to choose by itself)", lambda value: value is None or isinstance(value, bool))
+_NOT_NEGATIVE = _Allowed("a finite number, at least 0", _is_number, _is_not_negative)
+
+_ALLOWED: dict[str, _Allowed] = {
+    "lr": _Allowed(
+        "a finite number, at least 0, or a tensor with one such element",
+        lambda value: _is_number(value) or isinstance(value, Tensor),
+        lambda value: _is_not_negative(value.detach().item() if isinstance(value, Tensor) else value),
+    ),
+    "reduction": _Allowed(
+        "'sum' or 'mean'", lambda value: isinstance(value, str), lambda value: value in ("sum", "mean")
+    ),
+    "betas": _Allowed(
+        "two numbers, each at least 0 and less than 1",
+        lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_number, value)),
+        lambda value: all(0 <= beta < 1 for beta in value),
+    ),
+    "eps": _NOT_NEGATIVE,
+    "weight_decay": _NOT_NEGATIVE,
+    "initial_accumulator_value": _NOT_NEGATIVE,
+    "decoupled_weight_decay": _FLAG,
+    "bias_correction": _FLAG,
+    "stochastic_rounding": _FLAG,
+    "maximize": _FLAG,
+    "capturable": _FLAG,
+    "differentiable": _FLAG,
+    "foreach": _CHOICE,
+    "fused": _CHOICE,
+}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise an error that names the first option that is wrong, its value, and what it may be."""
+    if isinstance(options["lr"], Tensor) and options["lr"].numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, got the shape {tuple(options['lr'].shape)}")
+    for name, allowed in _ALLOWED.items():
+        if name not in options:
+            continue
+        value = options[name]
+        if not allowed.is_type(value):
+            raise TypeError(f"{name} must be {allowed.words}, got {value!r}")
+        if not allowed.is_value(value):
+            raise ValueError(f"{name} must be {allowed.words}, got {value!r}")
+    if options["fused"]:
+        raise ValueError("fused=True is refused: this version has no native kernels; leave fused=None")
+    if options["domain"] is not None:
+        raise ValueError(f"domain={options['domain']!r} is refused: this version has no domains; leave domain=None")
+    for other in ("foreach", "stochastic_rounding"):
+        if options["differentiable"] and options[other]:
+            raise ValueError(f"{other}=True cannot be differentiated through: leave it out, or differentiable=False")
+
+
+def refuse_misspelled(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise an error for a key of a group that is almost an option.
+
+    Other keys stay allowed, as in torch: schedulers, trainers and users keep notes of their own in groups.
+    """
+    for key in given:
+        if key not in options and key not in ("params", "param_names"):
+            near = difflib.get_close_matches(str(key), options, n=1, cutoff=0.8)
+            if near and abs(len(near[0]) - len(key)) <= 2:  # longer names, like weight_decay_mult, are meant
+                raise TypeError(f"unknown option {key!r} in a parameter group: did you mean {near[0]!r}?")

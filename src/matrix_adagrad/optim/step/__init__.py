@@ -1,0 +1,7 @@
+"""One update rule and the ways to run it."""
+
+from matrix_adagrad.optim.step.foreach import foreach
+from matrix_adagrad.optim.step.reference import reference
+from matrix_adagrad.optim.step.rule import Rule, wide_dtype
+
+__all__ = ["Rule", "foreach", "reference", "wide_dtype"]

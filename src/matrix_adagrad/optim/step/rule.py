@@ -1,0 +1,93 @@
+"""The update rule's settings, and the arithmetic that every way of running it shares."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.geometry import Geometry
+
+
+class Rule(NamedTuple):
+    r"""One update, for all parameters of a group.
+
+    .. math::
+        V_t = V_{t-1} + S(G_t), \quad D_t = G_t
+        \qquad\text{or, with betas,}\qquad
+        V_t = \beta_2 V_{t-1} + (1-\beta_2)\, S(G_t), \quad D_t = \beta_1 D_{t-1} + (1-\beta_1)\, G_t
+
+    .. math:: X_{t+1} = X_t - \eta\, D_t / (\sqrt{V_t} + \epsilon)
+
+    where S is the geometry's statistic and V broadcasts over the entries that share a scale.
+    """
+
+    geometry: Geometry
+    reduction: str
+    lr: float | Tensor
+    eps: float
+    betas: tuple[float, float] | None  # None: sums, not running averages
+    bias_correction: bool
+    weight_decay: float
+    decoupled_weight_decay: bool
+    maximize: bool
+    stochastic_rounding: bool
+    capturable: bool
+
+    def members(self, param: Tensor) -> int:
+        """What the sum over a block is divided by."""
+        # A block without entries has an empty sum, and its mean is 0 too.
+        return max(1, self.geometry.members(param.shape)) if self.reduction == "mean" else 1
+
+    def corrections(self, step: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """1 - β₁ᵗ and 1 - β₂ᵗ, which undo the running averages' start from zero; 1 and 1 if nothing is to be undone."""
+        if self.betas is None or not self.bias_correction:
+            return 1.0, 1.0
+        beta1, beta2 = self.betas
+        # Reading the value back is cheap on a CPU, but a graph that is captured or compiled must not depend on it.
+        t = step if self.capturable else step.item()
+        return _one_minus_power(beta1, t), _one_minus_power(beta2, t)
+
+
+def _one_minus_power(beta: float, t: float | Tensor) -> float | Tensor:
+    # In float32 1 - 0.999 keeps four digits; expm1 keeps all.
+    if beta == 0:
+        return 1.0
+    exponent = t * math.log(beta)
+    return -torch.expm1(exponent) if isinstance(exponent, Tensor) else -math.expm1(exponent)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the arithmetic and of the state: float32 or wider, for sums in bfloat16 stall (256 + 1 = 256)."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widen(x: Tensor) -> Tensor:
+    """``x`` in its wide dtype: itself if it is wide already."""
+    return x.to(wide_dtype(x.dtype))
+
+
+def read(x: Tensor) -> Tensor:
+    """``x`` widened; a copy while autograd records, for which ``x`` must not be overwritten under its hands."""
+    return widen(x).clone() if torch.is_grad_enabled() else widen(x)
+
+
+def store(param: Tensor, x: Tensor, *, stochastic_rounding: bool) -> None:
+    """Write ``x`` into ``param``; where the parameter is narrower than the arithmetic, this is the only rounding."""
+    if stochastic_rounding and param.dtype is torch.bfloat16:
+        x = round_stochastically(x)
+    param.copy_(x)
+
+
+def round_stochastically(x: Tensor) -> Tensor:
+    """``x`` (float32) rounded to a neighbour in bfloat16, up or down at random, so that the mean is ``x``.
+
+    bfloat16 is the upper half of a float32. A uniform number below one unit of the upper half is added, and the lower
+    half is cut off: the carry happens with exactly the probability that the lower half calls for.
+    """
+    noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
+    rounded = ((x.view(torch.int32) + noise) & -(1 << 16)).view(torch.float32)
+    # On NaN the carry could run into the sign; on infinity there is nothing to round.
+    return torch.where(x.isfinite(), rounded, x).to(torch.bfloat16)

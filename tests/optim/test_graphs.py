@@ -1,0 +1,129 @@
+"""Tensor learning rates, capturable steps, steps that autograd records, steps that torch.compile makes one graph of."""
+
+import shutil
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch.autograd import gradcheck
+from torch.optim.lr_scheduler import ExponentialLR
+
+from tests.optim.table import CLASSES, TABLE, settings
+from tests.optim.training import assert_same, make_grads, make_params, train
+
+every_class = pytest.mark.parametrize("entrant", CLASSES, ids=str)
+every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)
+
+
+@every_entrant
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_tensor_learning_rate_is_the_number_it_holds(entrant, foreach, shape):
+    lr = torch.full(shape, 0.1, dtype=torch.float64)
+    by_tensor, _ = train(lambda p: entrant(p, lr=lr, foreach=foreach))
+    by_number, _ = train(lambda p: entrant(p, lr=0.1, foreach=foreach))
+    assert_same(by_tensor, by_number, rtol=1e-13, atol=1e-15)
+    assert [tuple(p.shape) for p in by_tensor] == [tuple(p.shape) for p in make_params()]
+
+
+@every_entrant
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_capturable_step_reads_no_value_back(entrant, foreach):
+    """On the meta device there are no values: whatever asks for one raises."""
+    for options in settings(entrant):
+        if options.get("lr") is not None:
+            options = {**options, "lr": torch.tensor(0.1)}
+        params = [torch.nn.Parameter(p.detach().to("meta")) for p in make_params()]
+        optimizer = entrant(params, foreach=foreach, **{**options, "capturable": True})
+        for _ in range(2):
+            for param in params:
+                param.grad = torch.empty_like(param)
+            optimizer.step()
+        assert all(value.device.type == "meta" for p in params for value in optimizer.state[p].values())
+
+
+@every_entrant
+def test_a_capturable_step_equals_a_plain_one(entrant):
+    for foreach in (False, True):
+        captured, _ = train(lambda p, foreach=foreach: entrant(p, capturable=True, foreach=foreach))
+        plain, _ = train(lambda p, foreach=foreach: entrant(p, foreach=foreach))
+        assert_same(captured, plain, rtol=1e-6, atol=1e-9)  # the count of steps is a float32
+
+
+@every_entrant
+def test_autograd_runs_through_the_step(entrant):
+    for options in settings(entrant):
+        if options.get("eps") == 0.0 or "lr" in options:
+            continue
+
+        def stepped(x, grad, lr, *state, options=options):
+            x, grad = x.clone(), grad.clone()
+            x.grad = grad
+            optimizer = entrant([x], lr=lr, differentiable=True, **options)
+            names = ("exp_avg", "exp_avg_sq") if entrant.statistic == "exp_avg_sq" else ("sum",)
+            optimizer.state[x] = {
+                "step": torch.tensor(3.0),
+                **dict(zip(names, (s.clone() for s in state), strict=True)),
+            }
+            optimizer.step()
+            return (x, *(optimizer.state[x][name] for name in names))
+
+        (x,) = make_params(shapes=[(4, 2)])
+        grad = make_grads([x], 0)[0].requires_grad_()
+        lr = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+        statistic = torch.rand(entrant.geometry.statistic_shape(x.shape), dtype=torch.float64).add(0.5).requires_grad_()
+        average = make_grads([x], 1)[0].requires_grad_()
+        state = (average, statistic) if entrant.statistic == "exp_avg_sq" else (statistic,)
+        assert gradcheck(stepped, (x, grad, lr, *state))
+
+
+@every_entrant
+def test_autograd_runs_through_several_steps_to_the_learning_rate(entrant):
+    """The derivative of the end of a run by its learning rate, next to a difference quotient."""
+
+    def end(lr):
+        x = make_params(shapes=[(4, 2)])[0].clone()
+        optimizer = entrant([x], lr=lr, weight_decay=0.1, decoupled_weight_decay=True, differentiable=True)
+        for _ in range(3):
+            x.grad = 2 * x + 1  # of a quadratic: later gradients depend on earlier steps
+            optimizer.step()
+        return x.square().sum()
+
+    assert gradcheck(end, torch.tensor(0.1, dtype=torch.float64, requires_grad=True))
+
+
+@every_class
+def test_a_step_that_is_not_differentiable_records_nothing(entrant):
+    params, optimizer = train(entrant, steps=1)
+    assert all(p.is_leaf and p.requires_grad for p in params)
+    assert not any(value.requires_grad for p in params for value in optimizer.state[p].values())
+
+
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler here"
+)
+
+
+@needs_a_compiler
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # it counts the calls of its own wrapper
+@every_class
+def test_compile_makes_one_graph_for_a_schedule_of_twenty_rates(entrant):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    shapes = [(6, 4), (5,), (4, 2, 3, 3)]
+    params = make_params(torch.float32, shapes)
+    optimizer = entrant(params, lr=torch.tensor(0.1))
+    step = torch.compile(optimizer.step, fullgraph=True, backend=counter)  # before a scheduler wraps it
+    eager_params = make_params(torch.float32, shapes)
+    eager = entrant(eager_params, lr=0.1, foreach=False)
+    schedules = [ExponentialLR(o, 0.9) for o in (optimizer, eager)]
+    for t in range(20):
+        for param, twin, grad in zip(params, eager_params, make_grads(params, t), strict=True):
+            param.grad, twin.grad = grad, grad.clone()
+        step()
+        eager.step()
+        for schedule in schedules:
+            schedule.step()
+    assert counter.frame_count == 1
+    assert_same(params, eager_params, rtol=1e-4, atol=1e-6)
+    assert optimizer.state[params[0]]["step"].item() == 20

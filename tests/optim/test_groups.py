@@ -1,0 +1,154 @@
+"""Groups by kind of layer, each choice with its reason."""
+
+import pytest
+import torch
+from torch import nn
+
+from matrix_adagrad import Blocks, Entry, MatrixAdaGrad, Row, geometry_groups
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+
+class Model(nn.Module):
+    """A language model as people write them, with its head tied to its table or not."""
+
+    def __init__(self, tied=False, width=8, vocabulary=50):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.cls = nn.Parameter(torch.zeros(1, 1, width))
+        self.blocks = nn.ModuleList([Block(width), Block(width)])
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.lm_head.weight = self.tokens.weight
+
+
+def geometry_by_name(groups):
+    return {name: group["geometry"] for group in groups for name, _ in group["params"]}
+
+
+def kind_by_name(groups):
+    return {name: group["name"] for group in groups for name, _ in group["params"]}
+
+
+def test_balanced_takes_tables_and_heads_by_row_and_the_rest_by_entry():
+    groups = geometry_groups(Model())
+    by_row = {name for name, geometry in geometry_by_name(groups).items() if geometry == Row()}
+    assert by_row == {"tokens.weight", "lm_head.weight"}
+    kinds = kind_by_name(groups)
+    assert kinds["tokens.weight"] == "table"
+    assert kinds["lm_head.weight"] == "head"
+    assert kinds["blocks.0.qkv.weight"] == "matrix"
+    assert kinds["blocks.0.norm.weight"] == kinds["cls"] == "vector"
+
+
+def test_lean_takes_every_matrix_by_row_and_vectors_by_entry():
+    geometries = geometry_by_name(geometry_groups(Model(), "lean"))
+    assert geometries["blocks.1.proj.weight"] == geometries["tokens.weight"] == Row()
+    assert geometries["blocks.1.proj.bias"] == geometries["cls"] == Entry()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_parameter_is_in_exactly_one_group_and_tied_ones_are_counted_once(tied):
+    model = Model(tied)
+    params = [param for group in geometry_groups(model) for _, param in group["params"]]
+    assert {id(p) for p in params} == {id(p) for p in model.parameters()}
+    assert len(params) == len(list(model.parameters()))
+
+
+def test_a_tied_head_is_a_table_and_says_so(capsys):
+    groups = geometry_groups(Model(tied=True), explain=True)
+    assert geometry_by_name(groups)["tokens.weight"] == Row()
+    table = capsys.readouterr().out.splitlines()
+    row = next(line for line in table if "tokens.weight" in line)
+    assert row.endswith("each row is an item (tied: lm_head.weight)")
+    assert sum("lm_head" in line for line in table) == 1
+
+
+def test_explain_prints_parameter_shape_geometry_scales_and_reason(capsys):
+    geometry_groups(nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 3)), explain=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "parameter  shape    geometry  scales  reason",
+        "0.weight   100 × 8  row          100  a table: each row is an item",
+        "1.weight   3 × 8    row            3  an output head: each row is a class",
+        "1.bias     3        entry          3  a vector: it has no rows",
+        "state: 106 scales for 827 parameters (12.8 %)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), {"2.weight"}),
+        (nn.Linear(4, 3), {"weight"}),
+        (nn.ModuleDict({"body": Block(4), "classifier": nn.Linear(4, 3)}), {"classifier.weight"}),
+        (nn.ModuleDict({"head": nn.Linear(4, 3), "body": nn.Sequential(nn.Linear(4, 4))}), {"head.weight"}),
+        (nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 4))}), set()),
+        (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False), set()),
+    ],
+)
+def test_what_counts_as_an_output_head(model, heads):
+    assert {name for name, kind in kind_by_name(geometry_groups(model)).items() if kind == "head"} == heads
+
+
+def test_a_model_that_knows_its_output_layer_is_believed():
+    model = Model()
+    model.lm_head, model.unembed = None, nn.Linear(8, 50)
+    model.get_output_embeddings = lambda: model.unembed
+    model.after = nn.Linear(8, 8)
+    assert {name for name, kind in kind_by_name(geometry_groups(model)).items() if kind == "head"} == {"unembed.weight"}
+
+
+def test_own_rules_by_name_and_by_module_type_first_match_first_and_the_rest_balanced(capsys):
+    rules = {"*.qkv.weight": Blocks(rows=3), nn.Linear: "column", nn.Embedding: "lean"}
+    groups = geometry_groups(Model(), rules, explain=True)
+    geometries = geometry_by_name(groups)
+    assert geometries["blocks.0.qkv.weight"] == Blocks(rows=3)
+    assert str(geometries["blocks.0.proj.weight"]) == "column"
+    assert geometries["tokens.weight"] == Row()
+    assert geometries["blocks.0.norm.weight"] == Entry()
+    table = capsys.readouterr().out
+    assert "rule '*.qkv.weight'" in table
+    assert "rule Linear" in table
+    MatrixAdaGrad(groups)
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "words"),
+    [
+        ("balnced", ValueError, "got 'balnced'; or a set of rules: 'balanced', 'lean'"),
+        (
+            {"*.qvk.weight": "row"},
+            ValueError,
+            r"rules match no parameter: \['\*.qvk.weight'\]; the model has cls, tokens.weight",
+        ),
+        ({nn.Conv2d: "row"}, ValueError, "rules match no parameter: .*Conv2d"),
+        ({"*": 3}, TypeError, "got 3"),
+        ({3: "row"}, TypeError, "a rule is for a pattern of names or a type of module, got 3"),
+        (7, TypeError, "rules must be"),
+    ],
+)
+def test_rules_that_cannot_be_meant(rules, error, words):
+    with pytest.raises(error, match=words):
+        geometry_groups(Model(), rules)
+
+
+def test_the_groups_train_a_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(100, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = MatrixAdaGrad(geometry_groups(model), lr=0.1)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        bags = torch.arange(20).view(5, 4)
+        loss = nn.functional.cross_entropy(model(bags), torch.tensor([0, 1, 2, 0, 1]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+    assert [group["name"] for group in optimizer.param_groups] == ["table", "matrix", "vector", "head"]

@@ -1,0 +1,145 @@
+"""A geometry is a partition of the entries; its norms are dual; transposing swaps rows and columns."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole, as_geometry
+
+NAMED = (Row(), Column(), Entry(), Whole())
+geometries = st.sampled_from(
+    (*NAMED, Blocks(rows=2), Blocks(columns=3), Blocks(2, 3), Blocks(rows=1, columns=3), Blocks(rows=2, columns=None))
+)
+shapes = st.sampled_from([(), (5,), (4, 6), (2, 3), (6, 12), (4, 3, 2), (2, 6, 3, 3), (0, 3), (2, 0)])
+
+
+def matrix(shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("geometry", "shape", "expected"),
+    [
+        (Row(), (5, 3), (5, 1)),
+        (Column(), (5, 3), (1, 3)),
+        (Entry(), (5, 3), (5, 3)),
+        (Whole(), (5, 3), (1, 1)),
+        (Row(), (8, 4, 3, 3), (8, 1, 1, 1)),
+        (Column(), (8, 4, 3, 3), (1, 4, 3, 3)),
+        (Whole(), (8, 4, 3, 3), (1, 1, 1, 1)),
+        (Blocks(rows=2), (8, 6), (2, 1, 1)),
+        (Blocks(columns=3), (8, 6), (8, 3, 1)),
+        (Blocks(rows=2, columns=3), (8, 6), (2, 1, 3, 1)),
+        (Blocks(rows=2, columns=None), (8, 6), (2, 1, 6)),
+        (Blocks(columns=2), (8, 4, 3, 3), (8, 2, 1, 1, 1)),
+        *((geometry, (7,), (7,)) for geometry in (Row(), Column(), Entry(), Blocks(rows=3))),
+        *((geometry, (), ()) for geometry in (*NAMED, Blocks(rows=3))),
+        (Whole(), (7,), (1,)),
+    ],
+)
+def test_statistic_has_one_number_a_scale_and_keeps_the_dimensions(geometry, shape, expected):
+    x = matrix(shape)
+    assert geometry.statistic_shape(shape) == expected
+    assert geometry.statistic(x).shape == expected
+    assert geometry.scales(shape) == geometry.statistic(x).numel()
+    assert geometry.scales(shape) * geometry.members(shape) == x.numel()
+
+
+@given(geometries, shapes)
+def test_the_blocks_are_a_partition(geometry, shape):
+    x = matrix(shape)
+    torch.testing.assert_close(geometry.statistic(x).sum(), x.square().sum())
+    assert geometry.view(x).numel() == x.numel()
+    if x.numel():
+        assert geometry.view(x).data_ptr() == x.data_ptr()  # a view, never a copy
+
+
+def test_blocks_group_consecutive_rows_and_cut_rows_into_consecutive_slices():
+    x = matrix((6, 4))
+    by_hand = torch.stack([x[:3].square().sum(), x[3:].square().sum()])
+    torch.testing.assert_close(Blocks(rows=2).statistic(x).flatten(), by_hand)
+    by_hand = torch.stack([x[:, :2].square().sum(1), x[:, 2:].square().sum(1)], 1)
+    torch.testing.assert_close(Blocks(columns=2).statistic(x).squeeze(), by_hand)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "named"),
+    [(Blocks(None, 1), Row()), (Blocks(1, None), Column()), (Blocks(None, None), Entry()), (Blocks(1, 1), Whole())],
+)
+def test_the_named_geometries_are_blocks(blocks, named):
+    x = matrix((4, 6, 2))
+    torch.testing.assert_close(blocks.statistic(x), named.statistic(x), rtol=0, atol=0)
+
+
+@given(geometries, st.integers(0, 2**16))
+def test_transposing_the_matrix_transposes_the_geometry(geometry, seed):
+    x = matrix((4, 6), seed)
+    assert geometry.transpose.transpose == geometry
+    assert geometry.transpose.scales((6, 4)) == geometry.scales((4, 6))
+    torch.testing.assert_close(geometry.transpose.norm(x.T), geometry.norm(x))
+    torch.testing.assert_close(geometry.transpose.dual_norm(x.T), geometry.dual_norm(x))
+    transposed, straight = geometry.transpose.statistic(x.T), geometry.statistic(x)
+    torch.testing.assert_close(transposed.flatten().sort().values, straight.flatten().sort().values)
+
+
+@given(geometries, shapes, st.integers(0, 2**16))
+def test_norm_and_dual_norm_satisfy_hoelder_with_equality_at_the_aligned_point(geometry, shape, seed):
+    x, g = matrix(shape, seed), matrix(shape, seed + 1)
+    assert (x * g).sum().abs() <= geometry.norm(x) * geometry.dual_norm(g) * (1 + 1e-12)
+    lengths = geometry.statistic(g).sqrt()
+    aligned = geometry.view(g) / lengths  # every block of length 1: norm 1, and ⟨aligned, g⟩ is the dual norm
+    torch.testing.assert_close((aligned * geometry.view(g)).sum(), geometry.dual_norm(g))
+
+
+def test_row_norm_is_the_papers_and_column_norm_that_of_the_transpose():
+    x = matrix((5, 3))
+    assert Row().norm(x) == max(torch.linalg.vector_norm(row) for row in x)
+    assert Column().norm(x) == Row().norm(x.T)
+    assert Entry().norm(x) == x.abs().max()
+    torch.testing.assert_close(Whole().norm(x), torch.linalg.matrix_norm(x, "fro"))
+
+
+def test_complex_entries_count_with_their_magnitude():
+    z = torch.tensor([[3 + 4j, 0], [1j, 1]])
+    statistic = Row().statistic(z)
+    assert statistic.dtype is torch.float32
+    torch.testing.assert_close(statistic, torch.tensor([[25.0], [2.0]]))
+
+
+@pytest.mark.parametrize("geometry", [*NAMED, Blocks(rows=3), Blocks(columns=2)])
+def test_geometries_are_values(geometry):
+    assert copy.deepcopy(geometry) == geometry
+    assert pickle.loads(pickle.dumps(geometry)) == geometry
+    assert hash(copy.deepcopy(geometry)) == hash(geometry)
+    assert len({*NAMED, Blocks(rows=3), Blocks(columns=2)}) == 6
+    assert eval(repr(geometry)) == geometry
+    with pytest.raises(FrozenInstanceError):
+        geometry.rows = 5
+
+
+def test_names():
+    assert [as_geometry(name) for name in ("row", "column", "entry", "whole")] == list(NAMED)
+    assert [str(geometry) for geometry in NAMED] == ["row", "column", "entry", "whole"]
+    assert as_geometry(Blocks(rows=3)) == Blocks(rows=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: as_geometry("rows"), ValueError, "'row', 'column', 'entry', 'whole'.* got 'rows'"),
+        (lambda: as_geometry(3), TypeError, "got 3"),
+        (lambda: as_geometry(Row), TypeError, r"write Row\(\)"),
+        (lambda: Blocks(rows=0), ValueError, "rows must be at least 1, got 0"),
+        (lambda: Blocks(columns=2.5), TypeError, "columns must be an int or None, got 2.5"),
+        (lambda: Blocks(rows=3).statistic_shape((100, 4)), ValueError, "cannot cut 100 rows into 3 equal parts"),
+        (lambda: Blocks(columns=3).statistic_shape((3, 100)), ValueError, "cannot cut 100 columns into 3 equal parts"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_value(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
