@@ -111,6 +111,12 @@ def test_complex_entries_count_with_their_magnitude():
     torch.testing.assert_close(statistic, torch.tensor([[25.0], [2.0]]))
 
 
+def test_statistics_and_norms_of_narrow_numbers_are_wide():
+    x = torch.full((2, 4), 300.0, dtype=torch.float16)  # its square is past float16
+    assert Row().statistic(x).dtype is torch.float32
+    assert Row().norm(x) == 600.0
+
+
 @pytest.mark.parametrize("geometry", [*NAMED, Blocks(rows=3), Blocks(columns=2)])
 def test_geometries_are_values(geometry):
     assert copy.deepcopy(geometry) == geometry

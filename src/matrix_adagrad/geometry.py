@@ -10,7 +10,8 @@ the number of scales, and so the memory.
 For a tensor of two or more dimensions, row ``i`` is the slice ``x[i]`` and a column is everything that shares the
 remaining indices. Vectors and scalars have neither: they are scaled entry by entry, unless the geometry is `Whole`.
 
-A geometry of your own is a frozen dataclass with `dims`, and with `cut` if its blocks do not fill whole dimensions.
+A geometry of your own is a frozen dataclass with `dims` and `transpose`, and with `cut` if its blocks do not fill whole
+dimensions.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 __all__ = ["Blocks", "Column", "Entry", "Geometry", "Row", "Whole", "as_geometry"]
 
 Shape = Sequence[int]
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics and of the arithmetic: float32 or wider, for sums in bfloat16 stall (256 + 1 = 256)."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class Geometry(ABC):
         return tuple(shape)
 
     def __str__(self) -> str:
-        return type(self).__name__.lower()
+        values = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return type(self).__name__.lower() + (f"({values})" if values else "")
 
     def statistic_shape(self, shape: Shape) -> tuple[int, ...]:
         """The shape of the statistic of a tensor of this shape; it broadcasts against `view`.
@@ -81,7 +89,7 @@ class Geometry(ABC):
         64
         """
         cut = self.cut(shape)
-        return math.prod(cut[d] for d in self.dims(shape))
+        return math.prod([cut[d] for d in self.dims(shape)])  # a list: torch.compile does not take a generator here
 
     def view(self, x: Tensor) -> Tensor:
         """``x`` itself, seen in the shape `cut`; never a copy."""
@@ -89,14 +97,14 @@ class Geometry(ABC):
         return x if len(cut) == x.dim() else x.view(cut)
 
     def statistic(self, x: Tensor) -> Tensor:
-        """The sum of squared magnitudes over each block, real, in the shape `statistic_shape`.
+        """The sum of squared magnitudes over each block, real and float32 or wider, in the shape `statistic_shape`.
 
         >>> import torch
         >>> Row().statistic(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
         tensor([[25.],
                 [ 4.]])
         """
-        squares = self.view(x).abs().square()
+        squares = self.view(x).to(wide_dtype(x.dtype)).abs().square()
         dims = self.dims(x.shape)
         return squares.sum(dims, keepdim=True) if dims else squares
 
@@ -197,9 +205,6 @@ class Blocks(Geometry):
             if parts is not None and parts < 1:
                 raise ValueError(f"Blocks: {name} must be at least 1, got {parts}")
 
-    def __str__(self) -> str:
-        return f"blocks(rows={self.rows}, columns={self.columns})"
-
     @property
     def transpose(self) -> Geometry:
         return Blocks(rows=self.columns, columns=self.rows)
@@ -230,6 +235,8 @@ class Blocks(Geometry):
 
 
 _NAMED: dict[str, Geometry] = {str(g): g for g in (Row(), Column(), Entry(), Whole())}
+# Some wrappers of optimizers save parameter groups as they are: torch.load(weights_only=True) may make these values.
+torch.serialization.add_safe_globals([Row, Column, Entry, Whole, Blocks])
 
 
 def as_geometry(geometry: Geometry | str) -> Geometry:

@@ -20,6 +20,7 @@ NUMBER = "must be a finite number, at least 0"
     ("options", "error", "words"),
     [
         ({"lr": -1.0}, ValueError, f"lr {NUMBER}.* got -1.0"),
+        ({"lr": INF}, ValueError, f"lr {NUMBER}.* got inf"),
         ({"lr": NAN}, ValueError, f"lr {NUMBER}.* got nan"),
         ({"lr": "fast"}, TypeError, f"lr {NUMBER}.* got 'fast'"),
         ({"lr": torch.tensor(-1.0)}, ValueError, f"lr {NUMBER}, or a tensor"),
@@ -73,6 +74,34 @@ def test_a_misspelled_option_of_a_group_is_refused_and_notes_of_others_are_not(e
     noted = {"name": "tables", "initial_lr": 0.1, "lr_scale": 0.5, "weight_decay_mult": 1.0}
     optimizer = entrant([{"params": make_params(), **noted}])
     assert noted.items() <= optimizer.param_groups[0].items()
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "words"),
+    [
+        (MatrixAdaGrad, "betas", "it is an option of MatrixMomentum"),
+        (MatrixMomentum, "initial_accumulator_value", "it is an option of MatrixAdaGrad"),
+        (MatrixAdaGrad, "lr_decay", "use a scheduler"),
+        (MatrixAdaGrad, "epsilon", "did you mean 'eps'"),
+        (MatrixMomentum, "amsgrad", "it is an option of Adam"),
+    ],
+)
+def test_another_optimizers_option_in_a_group_is_refused(cls, key, words):
+    with pytest.raises(TypeError, match=f"unknown option '{key}' in a parameter group: {words}"):
+        cls([{"params": make_params(), key: 0.5}])
+
+
+def test_differentiable_is_for_the_whole_optimizer():
+    with pytest.raises(ValueError, match="differentiable is an option of the whole optimizer"):
+        RowAdaGrad([{"params": make_params(), "differentiable": True}])
+
+
+def test_a_sharded_parameter_is_refused_by_name():
+    class Sharded(torch.Tensor):
+        device_mesh = "a mesh"
+
+    with pytest.raises(TypeError, match="parameter 0 is sharded"):
+        RowAdaGrad([torch.ones(2, 2).as_subclass(Sharded)])
 
 
 @pytest.mark.parametrize("cls", [RowAdaGrad, ColumnMomentum])
@@ -134,3 +163,9 @@ def test_lazy_parameters_can_be_given_before_they_have_a_shape():
     layer(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     assert optimizer.state[layer.weight]["sum"].shape == (3, 1)
+
+    layer = nn.LazyLinear(4)
+    optimizer = MatrixAdaGrad(layer.named_parameters(), geometry=Blocks(columns=3))
+    layer(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(ValueError, match="parameter 'weight', .* cannot cut 4 columns into 3"):
+        optimizer.step()

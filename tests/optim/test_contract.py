@@ -193,12 +193,14 @@ def test_one_cycle_also_cycles_the_first_beta():
     params = make_params()
     optimizer = MatrixMomentum(params)
     scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
-    rates = set()
+    by_hand = torch.zeros_like(params[0])
     for t in range(9):
+        beta = optimizer.param_groups[0]["betas"][0]
+        by_hand = beta * by_hand + (1 - beta) * make_grads(params, t)[0]
         train(None, params, steps=1, start=t, optimizer=optimizer)
         scheduler.step()
-        rates.add(optimizer.param_groups[0]["betas"][0])
-    assert len(rates) > 5
+        assert optimizer.param_groups[0]["betas"][0] != beta
+    assert_same([optimizer.state[params[0]]["exp_avg"]], [by_hand], rtol=1e-12, atol=1e-14)
 
 
 @every_class
@@ -278,12 +280,38 @@ def test_zero_gradients_move_nothing_even_without_a_stabilizer(entrant):
 @every_class
 def test_init_state_makes_the_state_of_all_trainable_parameters_and_changes_no_result(entrant):
     params = make_params()
-    optimizer = entrant(params)
+    frozen = Parameter(torch.ones(2, 2), requires_grad=False)
+    optimizer = entrant([*params, frozen])
     optimizer.init_state()
     assert set(optimizer.state) == set(params)
     eager, _ = train(None, params, optimizer=optimizer)
     lazy, _ = train(entrant)
     assert_bitwise(eager, lazy)
+
+
+class Tagged(torch.Tensor):
+    """A subclass, as libraries make them."""
+
+
+@pytest.mark.parametrize(
+    ("options", "tensor", "expected"),
+    [
+        ({}, torch.ones(2, 2), "foreach"),
+        ({"foreach": False}, torch.ones(2, 2), "reference"),
+        ({"foreach": True}, torch.ones(2, 2), "foreach"),
+        ({"differentiable": True}, torch.ones(2, 2), "reference"),
+        ({}, torch.ones(2, 2).as_subclass(Tagged), "reference"),
+    ],
+)
+def test_the_users_choice_of_the_way_is_obeyed_and_the_default_is_foreach_where_it_works(
+    options, tensor, expected, monkeypatch
+):
+    ran = []
+    for way in ("foreach", "reference"):
+        monkeypatch.setattr(f"matrix_adagrad.optim.base.{way}", lambda *_, way=way: ran.append(way))
+    tensor.grad = torch.ones_like(tensor)
+    RowAdaGrad([tensor], **options).step()
+    assert ran == [expected]
 
 
 @every_class

@@ -75,7 +75,7 @@ def test_explain_prints_parameter_shape_geometry_scales_and_reason(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "parameter  shape    geometry  scales  reason",
         "0.weight   100 × 8  row          100  a table: each row is an item",
-        "1.weight   3 × 8    row            3  an output head: each row is a class",
+        "1.weight   3 × 8    row            3  the last linear layer, taken for the output head",
         "1.bias     3        entry          3  a vector: it has no rows",
         "state: 106 scales for 827 parameters (12.8 %)",
     ]
@@ -90,6 +90,9 @@ def test_explain_prints_parameter_shape_geometry_scales_and_reason(capsys):
         (nn.ModuleDict({"head": nn.Linear(4, 3), "body": nn.Sequential(nn.Linear(4, 4))}), {"head.weight"}),
         (nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 4))}), set()),
         (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False), set()),
+        (nn.TransformerEncoderLayer(8, 2, 16), set()),
+        (nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))), {"1.weight"}),
+        (torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))), {"1.weight"}),
     ],
 )
 def test_what_counts_as_an_output_head(model, heads):
@@ -136,6 +139,46 @@ def test_own_rules_by_name_and_by_module_type_first_match_first_and_the_rest_bal
 def test_rules_that_cannot_be_meant(rules, error, words):
     with pytest.raises(error, match=words):
         geometry_groups(Model(), rules)
+
+
+def test_a_rule_that_others_come_before_is_not_an_error():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    geometries = geometry_by_name(geometry_groups(model, {nn.Linear: "row", "0.weight": "column", "*": "entry"}))
+    assert set(geometries.values()) == {Row()}
+
+
+def test_a_rule_for_a_type_holds_for_all_that_is_inside():
+    geometries = geometry_by_name(geometry_groups(Model(), {Block: "column"}))
+    assert str(geometries["blocks.0.proj.weight"]) == "column"
+    assert geometries["tokens.weight"] == Row()
+
+
+def test_a_shared_module_answers_to_all_its_names():
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"one": shared, "two": shared, "body": nn.Sequential(nn.Linear(4, 2))})
+    geometries = geometry_by_name(geometry_groups(model, {"two.weight": "column"}))
+    assert str(geometries["one.weight"]) == "column"
+
+
+def test_frozen_parameters_are_named_and_have_no_state(capsys):
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    geometry_groups(model, explain=True)
+    table = capsys.readouterr().out.splitlines()
+    assert table[1].endswith("(frozen)")
+    assert table[-1].startswith("state: 6 scales for 27 parameters")
+
+
+def test_groups_that_cannot_be_made_name_the_parameter():
+    with pytest.raises(ValueError, match=r"0.weight, of shape \(100, 8\), does not fit its geometry: .* into 3"):
+        geometry_groups(nn.Sequential(nn.Embedding(100, 8)), {"*": Blocks(rows=3)}, explain=True)
+    with pytest.raises(ValueError, match="0.weight has no shape yet"):
+        geometry_groups(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_single_row_is_a_vector_whatever_the_rules():
+    geometries = geometry_by_name(geometry_groups(nn.Linear(40, 1), "lean"))
+    assert set(geometries.values()) == {Entry()}
 
 
 def test_the_groups_train_a_model():

@@ -15,7 +15,9 @@ M, N = 512, 256
 
 
 def numbers(optimizer, *keys):
-    return sum(state[key].numel() for state in optimizer.state.values() for key in keys)
+    """How many float32s the optimizer keeps."""
+    values = [state[key] for state in optimizer.state.values() for key in keys]
+    return sum(value.numel() * value.element_size() for value in values) // 4
 
 
 def stepped(make, *shapes, dtype=torch.float32):
@@ -74,14 +76,25 @@ def test_making_state_needs_no_full_size_temporary(entrant):
         (torch.float32, {"weight_decay": 0.1, "decoupled_weight_decay": True}, 0),
         (torch.float32, {"weight_decay": 0.1}, 1),
         (torch.float32, {"maximize": True}, 1),
+        (torch.float32, {"maximize": True, "weight_decay": 0.1}, 1),
         (torch.bfloat16, {}, 2),
+        (torch.float16, {}, 2),
         (torch.bfloat16, {"weight_decay": 0.1}, 3),
+        (torch.bfloat16, {"stochastic_rounding": True}, 3),
     ],
 )
 def test_the_foreach_path_holds_at_most_this_many_wide_copies_of_one_tensor(cls, geometry, dtype, options, copies):
-    """As the documentation states: of the largest tensor, not of all of them."""
-    optimizer = stepped(lambda p: cls(p, geometry=geometry, foreach=True, **options), *[(M, N)] * 5, dtype=dtype)
+    """As the documentation states: of the largest tensor, not of all of them, and one small piece."""
+    m, n = 2048, 1024
+    optimizer = stepped(lambda p: cls(p, geometry=geometry, foreach=True, **options), *[(m, n)] * 3, dtype=dtype)
     peak, _ = peak_extra_bytes(optimizer.step)
-    assert peak <= copies * M * N * 4 + 5 * 4 * (M + N) * 4
-    if copies == 0:
-        assert peak < M * N
+    piece = 2**20
+    assert peak <= copies * m * n * 4 + piece + 3 * 4 * (m + n) * 4
+
+
+@pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
+def test_the_foreach_path_holds_two_lists_of_the_statistics_in_the_entry_geometry(cls):
+    """The squares, and then the scales next to one tensor's temporaries."""
+    optimizer = stepped(lambda p: cls(p, geometry="entry", foreach=True), *[(M, N)] * 5)
+    peak, _ = peak_extra_bytes(optimizer.step)
+    assert peak <= 2 * 5 * M * N * 4

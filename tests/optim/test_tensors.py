@@ -5,7 +5,7 @@ import torch
 from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
-from matrix_adagrad.geometry import Row
+from matrix_adagrad.geometry import Blocks, Row, as_geometry
 from tests.optim.table import CLASSES, TABLE, settings
 from tests.optim.training import assert_bitwise, assert_same, make_grads, make_params, train
 
@@ -142,6 +142,62 @@ def test_a_zero_row_next_to_a_huge_one_next_to_a_denormal_one(cls, eps, foreach)
     torch.testing.assert_close(x[1], torch.tensor([-0.5, 1.0, 0.0]) / 5**0.5)
     assert x[2].abs().max() < 1e-20  # its squares are 0 in float32: no scale, and no step to speak of
     torch.testing.assert_close(x[3], torch.tensor([-1.0, -2.0, -2.0]) / 6)
+
+
+@both_paths
+@pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
+@pytest.mark.parametrize("huge", [1e20, 1e25])
+def test_a_square_that_overflows_stops_its_row_and_makes_no_nan(cls, huge, foreach):
+    x = Parameter(torch.ones(2, 3))
+    optimizer = cls([x], lr=0.1, foreach=foreach)
+    for size in (huge, 1.0, 1.0, 1.0):
+        x.grad = torch.tensor([[size], [1.0]]).expand(2, 3)
+        optimizer.step()
+    assert x.isfinite().all()
+    assert not optimizer.state[x][cls.STATISTIC].isnan().any()
+
+
+@both_paths
+@pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
+@pytest.mark.parametrize(("eps", "lr"), [(1e-40, 1.0), (2e-38, 10.0), (1e-10, 1e30), (0.0, 1e30)])
+def test_no_gradient_gives_no_step_however_small_the_stabilizer(cls, eps, lr, foreach):
+    x = Parameter(torch.ones(2, 3))
+    optimizer = cls([x], lr=lr, eps=eps, foreach=foreach)
+    for _ in range(2):
+        x.grad = torch.zeros(2, 3)
+        optimizer.step()
+    assert torch.equal(x, torch.ones(2, 3))
+
+
+def sum_in_float64(x, geometry, foreach):
+    """The statistic after one step along random gradients, and the same in float64."""
+    x.grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    optimizer = MatrixAdaGrad([x], geometry=geometry, foreach=foreach)
+    optimizer.step()
+    return optimizer.state[x]["sum"].double(), as_geometry(geometry).statistic(x.grad.double())
+
+
+@both_paths
+@pytest.mark.parametrize("geometry", ["row", "column", "whole"])
+@pytest.mark.parametrize("shape", [(300_000, 8), (8, 300_000), (1500, 1500), (3, 5, 200_000), (1, 2_000_000)])
+def test_the_sums_of_long_blocks_are_as_good_as_in_float64(geometry, shape, foreach):
+    torch.testing.assert_close(*sum_in_float64(Parameter(torch.zeros(shape)), geometry, foreach), rtol=3e-6, atol=0)
+
+
+@both_paths
+@pytest.mark.parametrize("blocks", [Blocks(rows=3), Blocks(columns=2), Blocks(rows=3, columns=None)], ids=str)
+def test_the_sums_of_long_blocks_of_a_grid(blocks, foreach):
+    torch.testing.assert_close(*sum_in_float64(Parameter(torch.zeros(1200, 1000)), blocks, foreach), rtol=3e-6, atol=0)
+
+
+@both_paths
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_scalar_with_a_learning_rate_in_float64(dtype, foreach):
+    x = Parameter(torch.tensor(1.0, dtype=dtype))
+    x.grad = torch.tensor(1.0, dtype=dtype)
+    lr = torch.tensor(0.5, dtype=torch.float64)
+    MatrixAdaGrad([x], lr=lr, stochastic_rounding=True, foreach=foreach).step()
+    assert x.item() == 0.5
 
 
 @both_paths

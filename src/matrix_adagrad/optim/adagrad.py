@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.options import AdaGradOptions
+from matrix_adagrad.optim.options import AdaGradOptions, Reduction
 
 __all__ = ["ColumnAdaGrad", "MatrixAdaGrad", "RowAdaGrad"]
 
@@ -67,7 +67,7 @@ class MatrixAdaGrad(MatrixOptimizer):
         lr: float | Tensor = 1e-2,
         *,
         geometry: Geometry | str = "row",
-        reduction: str = "sum",
+        reduction: Reduction = "sum",
         eps: float = 1e-10,
         weight_decay: float = 0,
         decoupled_weight_decay: bool = False,
@@ -97,6 +97,9 @@ class MatrixAdaGrad(MatrixOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, defaults)
+
+    def _start(self, group: dict[str, Any]) -> float:
+        return float(group["initial_accumulator_value"])
 
 
 class RowAdaGrad(MatrixAdaGrad):

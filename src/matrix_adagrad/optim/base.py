@@ -11,13 +11,15 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
-from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.optim.options import check_options, refuse_misspelled
-from matrix_adagrad.optim.step import Rule, foreach, reference, wide_dtype
+from matrix_adagrad.geometry import Geometry, as_geometry, wide_dtype
+from matrix_adagrad.optim.options import check_options, refuse_foreign, refuse_unknown
+from matrix_adagrad.optim.step import Rule, foreach, reference
 
 __all__ = ["MatrixOptimizer"]
 
 STEP = "step"
+# How a step is run is this optimizer's own affair; the rest of a group comes back with a checkpoint.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class MatrixOptimizer(Optimizer):
@@ -37,7 +39,7 @@ class MatrixOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with options of its own; a group that is refused leaves no trace."""
         if isinstance(param_group, dict):
-            refuse_misspelled(param_group, self.defaults)
+            refuse_unknown(param_group, self.defaults)
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
@@ -49,9 +51,14 @@ class MatrixOptimizer(Optimizer):
         check_options(group)
         group["geometry"] = as_geometry(group["geometry"])
         if self.FIXED not in (None, group["geometry"]):
+            general = next(cls for cls in type(self).__mro__ if cls.FIXED is None)  # type: ignore[attr-defined]
             raise ValueError(
                 f"{type(self).__name__} scales by {self.FIXED}, and a group asks for {group['geometry']}: "
-                f"use {type(self).__mro__[1].__name__} for a geometry per group"
+                f"use {general.__name__} for a geometry per group"
+            )
+        if group["differentiable"] != self.defaults["differentiable"]:
+            raise ValueError(
+                "differentiable is an option of the whole optimizer: give it to the optimizer, not to a group"
             )
         for name, param in self._named(group):
             if not is_lazy(param):
@@ -62,6 +69,8 @@ class MatrixOptimizer(Optimizer):
             raise TypeError(
                 f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be trained"
             )
+        if hasattr(param, "device_mesh"):
+            raise TypeError(f"{name} is sharded (a DTensor), and this version takes whole parameters only")
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         try:
@@ -95,19 +104,27 @@ class MatrixOptimizer(Optimizer):
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if not state:
-            device = param.device
             dtype = wide_dtype(param.dtype)
-            count_dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
-            state[STEP] = torch.zeros((), dtype=count_dtype, device=device if group["capturable"] else "cpu")
+            state[STEP] = self._count(0, param, group)
             if self.AVERAGE is not None:
                 state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
             state[self.STATISTIC] = torch.full(
                 group["geometry"].statistic_shape(param.shape),
-                group.get("initial_accumulator_value", 0),
+                self._start(group),
                 dtype=dtype.to_real(),
-                device=device,
+                device=param.device,
             )
         return state
+
+    def _start(self, group: dict[str, Any]) -> float:  # noqa: ARG002
+        """Where the statistic starts."""
+        return 0.0
+
+    @staticmethod
+    def _count(steps: Any, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """The number of steps, where and as torch keeps it."""
+        dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+        return torch.as_tensor(steps, dtype=dtype, device=param.device if group["capturable"] else "cpu")
 
     # ------------------------------------------------------------------------------------------------------------ step
 
@@ -142,7 +159,7 @@ class MatrixOptimizer(Optimizer):
             for group, params, grads, averages, statistics, steps in work:
                 if params:
                     run = foreach if _runs_foreach(params, group) else reference
-                    run(params, grads, averages, statistics, steps, _rule(group))
+                    run(params, grads, averages, statistics, steps, self._rule(group))
         return loss
 
     # torch.compile knows this method by name: it runs it as it is and traces what follows.
@@ -158,8 +175,10 @@ class MatrixOptimizer(Optimizer):
         for i, param in enumerate(group["params"]):
             if param.grad is None:
                 continue
-            if param.grad.is_sparse:
+            if param not in self.state or param.grad.is_sparse:
                 name = list(self._named(group))[i][0]
+                self._check_fits(name, param, group)  # a lazy parameter had no shape before
+            if param.grad.is_sparse:
                 raise RuntimeError(
                     f"{name} has a sparse gradient, and this version takes dense ones only: make its layer sparse=False"
                 )
@@ -171,19 +190,38 @@ class MatrixOptimizer(Optimizer):
             if self.AVERAGE is not None:
                 averages.append(state[self.AVERAGE])
 
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        lr = group["lr"]
+        return Rule(
+            geometry=group["geometry"],
+            reduction=group["reduction"],
+            lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
+            eps=group["eps"],
+            betas=None if self.AVERAGE is None else group["betas"],
+            bias_correction=self.AVERAGE is not None and group["bias_correction"],
+            weight_decay=group["weight_decay"],
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            maximize=group["maximize"],
+            stochastic_rounding=group["stochastic_rounding"],
+            capturable=group["capturable"],
+        )
+
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:
         """The state, as of every torch optimizer; geometries are saved by name, so that files hold plain types only."""
-        state_dict = super().state_dict()
-        for group in state_dict["param_groups"]:
-            group["geometry"] = str(group["geometry"])
-        return state_dict
+        # The first of the post-hooks: users' own see what is saved.
+        handle = self.register_state_dict_post_hook(_name_geometries, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state. One that was saved for another shape or another geometry is refused, and changes nothing.
 
-        Statistics stay in float32 or wider, whatever the parameter's dtype.
+        The options come back with the state, but for those of how a step is run (``foreach``, ``fused``,
+        ``capturable``, ``differentiable``). Statistics stay in float32 or wider, whatever the parameter's dtype.
         """
         # The last of the pre-hooks: users' own may rewrite the dict, and what they return is what is loaded.
         handle = self.register_load_state_dict_pre_hook(lambda _, given: self._prepare_to_load(given))
@@ -196,15 +234,17 @@ class MatrixOptimizer(Optimizer):
         groups, saved_groups = self.param_groups, state_dict["param_groups"]
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
             return state_dict  # torch's own check will say so
-        state = dict(state_dict["state"])
+        state, param_groups = dict(state_dict["state"]), []
         for group, saved in zip(groups, saved_groups, strict=True):
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
                 self._check_loadable(name, param, group, saved, state.get(index))
                 if index in state:
-                    state[index] = {key: _AsSaved(value) for key, value in state[index].items()}
-        param_groups = [
-            {**saved, "geometry": group["geometry"]} for group, saved in zip(groups, saved_groups, strict=True)
-        ]
+                    received = {key: self._received(key, value, param, group) for key, value in state[index].items()}
+                    state[index] = {key: _AsItIs(value) for key, value in received.items()}
+            own = {key: group[key] for key in self.defaults}
+            merged = {**own, **refuse_foreign(saved, own), **{key: own[key] for key in ("geometry", *_WAYS)}}
+            check_options(merged)
+            param_groups.append(merged)
         return {**state_dict, "state": state, "param_groups": param_groups}
 
     def _check_loadable(
@@ -219,47 +259,50 @@ class MatrixOptimizer(Optimizer):
         needed = {self.STATISTIC: geometry.statistic_shape(param.shape)}
         if self.AVERAGE is not None:
             needed[self.AVERAGE] = tuple(param.shape)
-        if saved:
-            missing = [key for key in (STEP, *needed) if key not in saved]
-            if missing:
-                raise ValueError(f"{name}: the saved state has {', '.join(saved)}, and {', '.join(missing)} is missing")
-        saved_geometry = saved_group.get("geometry", str(geometry))
+        missing = [key for key in (STEP, *needed) if saved and key not in saved]
+        if saved and missing:
+            raise ValueError(f"{name}: the saved state has {', '.join(saved)}, and {', '.join(missing)} is missing")
+        saved_geometry = str(saved_group.get("geometry", geometry))
         for key, shape in needed.items():
-            saved_shape = tuple(saved[key].shape) if saved else "none"
-            if saved_geometry != str(geometry) or (saved and saved_shape != shape):
+            saved_shape = tuple(getattr(saved[key], "shape", ())) if saved else shape
+            if saved_geometry != str(geometry) or saved_shape != shape:
                 raise ValueError(
                     f"{name}: the saved {key!r} has geometry {saved_geometry} and shape {saved_shape}, "
                     f"and this optimizer needs geometry {geometry} and shape {shape}; nothing was loaded"
                 )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for param, values in state.get("state", {}).items():
-            if isinstance(param, Tensor):  # the users' hooks may have put something else there
-                for key, value in values.items():
-                    if isinstance(value, _AsSaved):
-                        values[key] = self._received(key, value.value, param)
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():  # options younger than the checkpoint
-                group.setdefault(name, value)
-
-    def _received(self, key: str, value: Any, param: Tensor) -> Any:
+    def _received(self, key: str, value: Any, param: Tensor, group: dict[str, Any]) -> Any:
         """A saved value as the state of ``param`` here."""
         dtype = wide_dtype(param.dtype)
+        if key == STEP:
+            return self._count(value, param, group)
         if key == self.STATISTIC:
             return value.to(device=param.device, dtype=dtype.to_real())
         if key == self.AVERAGE:
             return value.to(device=param.device, dtype=dtype)
-        if key == STEP and not isinstance(value, Tensor):
-            return torch.tensor(float(value))
         return value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for param, values in state.get("state", {}).items():
+            if isinstance(param, Tensor):  # users' hooks may have put something else there
+                for key, value in values.items():
+                    values[key] = value.value if isinstance(value, _AsItIs) else value
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():  # options that are younger than a pickled optimizer
+                group.setdefault(name, value)
 
 
 @dataclass(frozen=True)
-class _AsSaved:
+class _AsItIs:
     """Carries a value past torch's ``load_state_dict``, which would cast a tensor to the parameter's dtype."""
 
     value: Any
+
+
+def _name_geometries(_: Optimizer, state_dict: StateDict) -> None:
+    for group in state_dict["param_groups"]:
+        group["geometry"] = str(group["geometry"])
 
 
 def _runs_foreach(params: list[Tensor], group: dict[str, Any]) -> bool:
@@ -267,20 +310,3 @@ def _runs_foreach(params: list[Tensor], group: dict[str, Any]) -> bool:
     if group["foreach"] is not None:
         return bool(group["foreach"])
     return not group["differentiable"] and all(type(param) in (Tensor, Parameter) for param in params)
-
-
-def _rule(group: dict[str, Any]) -> Rule:
-    lr = group["lr"]
-    return Rule(
-        geometry=group["geometry"],
-        reduction=group["reduction"],
-        lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
-        eps=group["eps"],
-        betas=group.get("betas"),
-        bias_correction=group.get("bias_correction", False),
-        weight_decay=group["weight_decay"],
-        decoupled_weight_decay=group["decoupled_weight_decay"],
-        maximize=group["maximize"],
-        stochastic_rounding=group["stochastic_rounding"],
-        capturable=group["capturable"],
-    )

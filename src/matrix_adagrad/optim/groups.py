@@ -7,12 +7,15 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from matrix_adagrad.geometry import Entry, Geometry, Row, as_geometry
 
 __all__ = ["geometry_groups"]
 
-Rules = str | Mapping[str | type[nn.Module], Geometry | str]
+_Key = str | type[nn.Module]
+_Value = Geometry | str
+Rules = str | Mapping[str, _Value] | Mapping[type[nn.Module], _Value] | Mapping[_Key, _Value]  # keys are invariant
 
 # What a parameter is, and what the two built-in sets of rules make of it.
 TABLE, HEAD, MATRIX, VECTOR = "table", "head", "matrix", "vector"
@@ -28,7 +31,11 @@ class _Owner(NamedTuple):
     """One place where a module holds a parameter; a tied parameter has several."""
 
     name: str
-    module: nn.Module
+    modules: tuple[nn.Module, ...]  # from the model down to the module itself
+
+    @property
+    def module(self) -> nn.Module:
+        return self.modules[-1]
 
 
 class _Choice(NamedTuple):
@@ -43,15 +50,18 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
     """Named parameter groups, each with the geometry that suits its kind of layer.
 
     Args:
-        model: the model. A parameter that it holds in several places (tied weights) is taken once.
+        model: the model, also compiled or inside a data-parallel wrapper. A parameter that it holds in several places
+            (tied weights) is taken once.
         rules: a set of rules by name, or rules of your own.
 
             - ``"balanced"``: tables (`nn.Embedding`, `nn.EmbeddingBag`) and output heads by row, whose rows are tokens,
               items or classes; hidden matrices and vectors by entry.
-            - ``"lean"``: every matrix by row, the least state; vectors by entry.
-            - a mapping from a pattern of parameter names (``"*.qkv.weight"``) or a type of module (``nn.Conv2d``) to a
-              geometry, or to the name of a set of rules to leave the choice to it. The first that matches decides, and
-              ``"balanced"`` decides on what none matches. A rule that matches nothing is an error.
+            - ``"lean"``: every matrix by row, the least state; vectors by entry. In both, a matrix of a single row is
+              taken as the vector that it is.
+            - a mapping from a pattern of parameter names (``"*.qkv.weight"``) or a type of module (``nn.Conv2d``, with
+              all that is inside) to a geometry, or to the name of a set of rules to leave the choice to it. The first
+              that matches decides, and ``"balanced"`` decides on what none matches. A rule that matches nothing is an
+              error.
         explain: print a table of every parameter, its shape, its geometry, its number of scales, and the reason.
 
     Returns:
@@ -67,7 +77,7 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
         0.weight   1000 × 16  row         1000  a table: each row is an item
         1.weight   16 × 16    entry        256  a hidden matrix
         1.bias     16         entry         16  a vector: it has no rows
-        3.weight   10 × 16    row           10  an output head: each row is a class
+        3.weight   10 × 16    row           10  the last linear layer, taken for the output head
         3.bias     10         entry         10  a vector: it has no rows
         state: 1,292 scales for 16,442 parameters (7.9 %)
     """
@@ -82,40 +92,67 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
 
 
 def _choose(model: nn.Module, rules: Rules) -> list[_Choice]:
-    owners: dict[nn.Parameter, list[_Owner]] = {}
-    for prefix, module in model.named_modules():
-        for name, param in module.named_parameters(recurse=False):
-            owners.setdefault(param, []).append(_Owner(f"{prefix}.{name}" if prefix else name, module))
-    rules = _checked(rules)
+    model = _unwrapped(model)
     head = _output_head(model)
-    unused = set(rules)
+    checked = _checked(rules)
+    unmatched = set(checked)
     choices = []
-    for param, places in owners.items():
+    for param, places in _owners(model).items():
+        name = places[0].name
+        if is_lazy(param):
+            raise ValueError(f"{name} has no shape yet: run the model once before you make its groups")
         kind, reason = _kind(param, places, head)
         if len(places) > 1:
             reason += f" (tied: {', '.join(place.name for place in places[1:])})"
-        key = next((key for key in rules if any(_matches(key, place) for place in places)), None)
-        unused.discard(key)
-        value = "balanced" if key is None else rules[key]
+        matching = [key for key in checked if any(_matches(key, place) for place in places)]
+        unmatched -= set(matching)
+        value = checked[matching[0]] if matching else "balanced"
         if isinstance(value, Geometry):
-            geometry, reason = value, f"rule {getattr(key, '__name__', repr(key))}"
+            geometry, reason = value, f"rule {getattr(matching[0], '__name__', repr(matching[0]))}"
         else:
             geometry = _RULE_SETS[value][kind]
-        choices.append(_Choice(places[0].name, param, kind, geometry, reason))
-    if unused and owners:
+        try:
+            geometry.statistic_shape(param.shape)
+        except ValueError as error:
+            raise ValueError(f"{name}, of shape {tuple(param.shape)}, does not fit its geometry: {error}") from None
+        choices.append(_Choice(name, param, kind, geometry, reason if param.requires_grad else f"{reason} (frozen)"))
+    if unmatched and choices:
         names = ", ".join(choice.name for choice in choices[:5])
-        raise ValueError(f"rules match no parameter: {sorted(map(str, unused))}; the model has {names}, …")
+        raise ValueError(f"rules match no parameter: {sorted(map(str, unmatched))}; the model has {names}, …")
     return choices
 
 
-def _checked(rules: Rules) -> dict[str | type[nn.Module], Geometry | str]:
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own model, under what `torch.compile` and data-parallel training put around it."""
+    while True:
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, list[_Owner]]:
+    """Every parameter, in the order of the model, with all places that hold it."""
+    owners: dict[nn.Parameter, list[_Owner]] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for prefix, module in modules.items():
+        parts = prefix.split(".") if prefix else []
+        chain = tuple(modules[".".join(parts[:depth])] for depth in range(len(parts) + 1))
+        for name, param in module.named_parameters(recurse=False):
+            owners.setdefault(param, []).append(_Owner(f"{prefix}.{name}" if prefix else name, chain))
+    return owners
+
+
+def _checked(rules: Rules) -> dict[_Key, _Value]:
     if isinstance(rules, str):
         rules = {"*": rules}
     if not isinstance(rules, Mapping):
         raise TypeError(
             f"rules must be {' or '.join(map(repr, _RULE_SETS))}, or a mapping to geometries, got {rules!r}"
         )
-    checked: dict[str | type[nn.Module], Geometry | str] = {}
+    checked: dict[_Key, _Value] = {}
     for key, value in rules.items():
         if not (isinstance(key, str) or (isinstance(key, type) and issubclass(key, nn.Module))):
             raise TypeError(f"a rule is for a pattern of names or a type of module, got {key!r}")
@@ -126,35 +163,47 @@ def _checked(rules: Rules) -> dict[str | type[nn.Module], Geometry | str]:
     return checked
 
 
-def _matches(key: str | type[nn.Module], owner: _Owner) -> bool:
-    return fnmatchcase(owner.name, key) if isinstance(key, str) else isinstance(owner.module, key)
+def _matches(key: _Key, owner: _Owner) -> bool:
+    if isinstance(key, str):
+        return fnmatchcase(owner.name, key)
+    return any(isinstance(module, key) for module in owner.modules)
 
 
-def _kind(param: nn.Parameter, owners: list[_Owner], head: nn.Module | None) -> tuple[str, str]:
-    if any(isinstance(owner.module, nn.Embedding | nn.EmbeddingBag) for owner in owners):
-        return TABLE, "a table: each row is an item"
+def _kind(param: nn.Parameter, owners: list[_Owner], head: _Head) -> tuple[str, str]:
     if param.dim() < 2:
         return VECTOR, "a vector: it has no rows"
+    if any(isinstance(owner.module, nn.Embedding | nn.EmbeddingBag) for owner in owners):
+        return TABLE, "a table: each row is an item"
     if param.shape[0] == 1:
         return VECTOR, "a single row"
-    if any(owner.module is head or _has_head_name(owner) for owner in owners):
-        return HEAD, "an output head: each row is a class"
+    if any(owner.module is head.module for owner in owners):
+        return HEAD, head.reason
+    if any(_has_head_name(owner) for owner in owners):
+        return HEAD, "an output head, by its name"
     return MATRIX, "a hidden matrix" if param.dim() == 2 else f"a hidden {param.dim()}-D tensor"
 
 
 def _has_head_name(owner: _Owner) -> bool:
-    module_name = owner.name.split(".")[-2:-1]
-    return isinstance(owner.module, nn.Linear) and module_name != [] and module_name[0] in _HEAD_NAMES
+    return isinstance(owner.module, nn.Linear) and owner.name.split(".")[-2:-1] in ([name] for name in _HEAD_NAMES)
 
 
-def _output_head(model: nn.Module) -> nn.Module | None:
-    """The model's last layer, if it is plain to see: the one that it names itself, or its last linear child."""
+class _Head(NamedTuple):
+    module: nn.Module | None
+    reason: str
+
+
+def _output_head(model: nn.Module) -> _Head:
+    """The model's output layer: the one that it names itself, or a linear layer that ends a model of the user's own."""
     get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Transformers' models have it
     named = get_output_embeddings()
     if isinstance(named, nn.Module):
-        return named
+        return _Head(named, "the model's output layer")
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return linear[-1] if linear and linear[-1] in (model, *model.children()) else None
+    containers = nn.Linear | nn.Sequential | nn.ModuleList | nn.ModuleDict
+    a_block_of_torch = type(model).__module__.startswith("torch.nn.") and not isinstance(model, containers)
+    if linear and not a_block_of_torch and linear[-1] in (model, *model.children()):
+        return _Head(linear[-1], "the last linear layer, taken for the output head")
+    return _Head(None, "")
 
 
 def _table(choices: list[_Choice]) -> str:
@@ -174,8 +223,9 @@ def _table(choices: list[_Choice]) -> str:
         f"{row[0]:<{name}}  {row[1]:<{shape}}  {row[2]:<{geometry}}  {row[3]:>{scales}}  {row[4]}"
         for row in (header, *rows)
     ]
-    total = sum(choice.geometry.scales(choice.param.shape) for choice in choices)
-    entries = sum(choice.param.numel() for choice in choices)
+    trained = [choice for choice in choices if choice.param.requires_grad]
+    total = sum(choice.geometry.scales(choice.param.shape) for choice in trained)
+    entries = sum(choice.param.numel() for choice in trained)
     lines.append(
         f"state: {total:,} scales for {entries:,} parameters ({total / max(1, entries):.1%})".replace("%", " %")
     )

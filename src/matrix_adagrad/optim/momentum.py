@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.options import MomentumOptions
+from matrix_adagrad.optim.options import MomentumOptions, Reduction
 
 __all__ = ["ColumnMomentum", "MatrixMomentum", "RowMomentum"]
 
@@ -55,7 +55,7 @@ class MatrixMomentum(MatrixOptimizer):
         lr: float | Tensor = 1e-2,
         *,
         geometry: Geometry | str = "row",
-        reduction: str = "sum",
+        reduction: Reduction = "sum",
         betas: tuple[float, float] = (0.9, 0.999),
         bias_correction: bool = True,
         eps: float = 1e-8,

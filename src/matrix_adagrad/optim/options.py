@@ -6,17 +6,19 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from torch import Tensor
 
-__all__ = ["AdaGradOptions", "MomentumOptions", "check_options", "refuse_misspelled"]
+__all__ = ["AdaGradOptions", "MomentumOptions", "check_options", "refuse_foreign", "refuse_unknown"]
+
+Reduction = Literal["sum", "mean"]
 
 
 class CommonOptions(TypedDict, total=False):
     """The keywords that all optimizers of this package share, besides ``lr`` and ``geometry``."""
 
-    reduction: str
+    reduction: Reduction
     eps: float
     weight_decay: float
     decoupled_weight_decay: bool
@@ -109,13 +111,41 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f"{other}=True cannot be differentiated through: leave it out, or differentiable=False")
 
 
-def refuse_misspelled(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise an error for a key of a group that is almost an option.
+# Options of other optimizers, or other names for options here, with what to do instead.
+_FOREIGN = {
+    "alpha": "it is an option of RMSprop",
+    "amsgrad": "it is an option of Adam",
+    "betas": "it is an option of MatrixMomentum",
+    "bias_correction": "it is an option of MatrixMomentum",
+    "dampening": "it is an option of SGD",
+    "epsilon": "did you mean 'eps'?",
+    "initial_accumulator_value": "it is an option of MatrixAdaGrad",
+    "learning_rate": "did you mean 'lr'?",
+    "lr_decay": "use a scheduler",
+    "momentum": "it is an option of SGD; MatrixMomentum has 'betas'",
+    "nesterov": "it is an option of SGD",
+    "wd": "did you mean 'weight_decay'?",
+}
+
+
+def refuse_unknown(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise an error for a key of a group that is another optimizer's option, or almost one of these.
 
     Other keys stay allowed, as in torch: schedulers, trainers and users keep notes of their own in groups.
     """
     for key in given:
-        if key not in options and key not in ("params", "param_names"):
-            near = difflib.get_close_matches(str(key), options, n=1, cutoff=0.8)
-            if near and abs(len(near[0]) - len(key)) <= 2:  # longer names, like weight_decay_mult, are meant
-                raise TypeError(f"unknown option {key!r} in a parameter group: did you mean {near[0]!r}?")
+        if key in options or key in ("params", "param_names"):
+            continue
+        near = difflib.get_close_matches(str(key), options, n=1, cutoff=0.8)
+        if key in _FOREIGN:
+            raise TypeError(f"unknown option {key!r} in a parameter group: {_FOREIGN[key]}")
+        if near and abs(len(near[0]) - len(key)) <= 2:  # longer names, like weight_decay_mult, are meant
+            raise TypeError(f"unknown option {key!r} in a parameter group: did you mean {near[0]!r}?")
+
+
+def refuse_foreign(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved group without other optimizers' options; an error for one in use, without which the run cannot go on."""
+    for key in ("amsgrad", "lr_decay"):
+        if key not in options and saved.get(key):
+            raise ValueError(f"the saved run used {key}={saved[key]!r}, which is not here: {_FOREIGN[key]}")
+    return {key: value for key, value in saved.items() if key in options or key not in _FOREIGN}

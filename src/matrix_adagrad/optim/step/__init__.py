@@ -2,6 +2,6 @@
 
 from matrix_adagrad.optim.step.foreach import foreach
 from matrix_adagrad.optim.step.reference import reference
-from matrix_adagrad.optim.step.rule import Rule, wide_dtype
+from matrix_adagrad.optim.step.rule import Rule
 
-__all__ = ["Rule", "foreach", "reference", "wide_dtype"]
+__all__ = ["Rule", "foreach", "reference"]

@@ -14,6 +14,11 @@ from torch import Tensor
 
 from matrix_adagrad.optim.step.rule import Rule, store, widen
 
+# On a CPU, torch's norm adds up float32 in a fixed number of running sums: good for this many terms, and the fastest.
+_SHORT = 1 << 14
+# Longer blocks, and columns, are squared and summed piece by piece: the entries of a piece, which stays in the cache.
+_PIECE = 1 << 18
+
 
 def foreach(
     params: list[Tensor],
@@ -31,7 +36,8 @@ def foreach(
     if rule.betas is None:
         torch._foreach_add_(statistics, squares)
     else:
-        torch._foreach_lerp_(statistics, squares, 1 - rule.betas[1])
+        torch._foreach_mul_(statistics, rule.betas[1])
+        torch._foreach_add_(statistics, squares, alpha=1 - rule.betas[1])
     del squares
     for i, scale in enumerate(_scales(statistics, steps, rule)):
         _write(i, scale, params, grads, averages, rule)
@@ -42,12 +48,7 @@ def _read(i: int, params: list[Tensor], grads: list[Tensor], averages: list[Tens
     g = _gradient(params[i], grads[i], rule)
     if rule.betas is not None:
         averages[i].lerp_(g, 1 - rule.betas[0])
-    dims = rule.geometry.dims(g.shape)
-    if not dims:
-        return rule.geometry.statistic(g)
-    # Unlike a square that is then summed, the norm makes no full-size temporary.
-    norm: Tensor = torch.linalg.vector_norm(rule.geometry.view(g), 2, dims, keepdim=True)
-    return norm.square_()
+    return _square(g, rule)
 
 
 def _write(
@@ -56,22 +57,50 @@ def _write(
     """The second pass: the parameter moves."""
     param = params[i]
     direction = _gradient(param, grads[i], rule) if rule.betas is None else averages[i]
-    x = widen(param)
+    x = widen(param, param)
     if rule.weight_decay != 0 and rule.decoupled_weight_decay:
         x.mul_(1 - rule.lr * rule.weight_decay)
     rule.geometry.view(x).addcmul_(rule.geometry.view(direction), scale, value=-1)
+    del direction  # it may be a copy, and rounding needs room too
     if x.dtype != param.dtype:
         store(param, x, stochastic_rounding=rule.stochastic_rounding)
 
 
 def _gradient(param: Tensor, grad: Tensor, rule: Rule) -> Tensor:
     """G_t with the sign and the penalty that the rule asks for; ``grad`` itself where it asks for nothing."""
-    g = widen(grad)
-    if rule.maximize:
-        g = -g
+    g = widen(grad, param)
     if rule.weight_decay != 0 and not rule.decoupled_weight_decay:
-        g = torch.add(g, widen(param), alpha=rule.weight_decay)
-    return g
+        sign = -1 if rule.maximize else 1
+        g = torch.add(g, widen(param, param), alpha=sign * rule.weight_decay)
+        return g.neg_() if rule.maximize else g
+    return -g if rule.maximize else g
+
+
+def _square(g: Tensor, rule: Rule) -> Tensor:
+    """The geometry's statistic of g, without a temporary of g's size."""
+    geometry, dims = rule.geometry, rule.geometry.dims(g.shape)
+    if not dims or torch.compiler.is_compiling():  # the compiler makes one loop of the square and the sum
+        return geometry.statistic(g)
+    short_rows = 0 not in dims and geometry.members(g.shape) <= _SHORT
+    if short_rows or g.device.type != "cpu":
+        norm: Tensor = torch.linalg.vector_norm(geometry.view(g), 2, dims, keepdim=True)
+        return norm.square_()
+    total = torch.zeros(geometry.statistic_shape(g.shape), dtype=g.dtype.to_real(), device=g.device)
+    _add_squares(geometry.view(g), dims, total)
+    return total
+
+
+def _add_squares(x: Tensor, dims: tuple[int, ...], total: Tensor) -> None:
+    """Add the squares of ``x``, summed over ``dims``, to ``total``: piece by piece along the first dimension."""
+    if x.numel() <= _PIECE:
+        total.add_(x.abs().square_().sum(dims, keepdim=True) if dims else x.abs().square_())
+        return
+    together = _PIECE // (x.numel() // x.shape[0])
+    for i in range(0, x.shape[0], max(1, together)):
+        if together:
+            _add_squares(x[i : i + together], dims, total if 0 in dims else total[i : i + together])
+        else:  # even one slice is too large: go on along its own first dimension
+            _add_squares(x[i], tuple(d - 1 for d in dims if d), total[0 if 0 in dims else i])
 
 
 def _scales(statistics: list[Tensor], steps: list[Tensor], rule: Rule) -> tuple[Tensor, ...]:
@@ -80,9 +109,11 @@ def _scales(statistics: list[Tensor], steps: list[Tensor], rule: Rule) -> tuple[
     scales: tuple[Tensor, ...] = torch._foreach_div(statistics, [second for _, second in corrections])
     torch._foreach_sqrt_(scales)
     torch._foreach_add_(scales, rule.eps)
-    torch._foreach_reciprocal_(scales)
     for scale in scales:
-        if rule.eps < torch.finfo(scale.dtype).tiny:
-            scale.masked_fill_(scale.isinf(), 0)  # 0/0: a row that had no gradient stays where it is
+        tiny = torch.finfo(scale.dtype).tiny
+        if rule.eps < tiny:
+            scale.masked_fill_(scale == 0, torch.inf).clamp_min_(tiny)  # 0/0: no gradient gives no step
+    torch._foreach_reciprocal_(scales)
     torch._foreach_mul_(scales, [rule.lr / first for first, _ in corrections])
+    torch._foreach_clamp_max_(scales, [torch.finfo(scale.dtype).max for scale in scales])
     return scales

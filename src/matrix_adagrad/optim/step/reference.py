@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Rule, read, store
+from matrix_adagrad.optim.step.rule import Rule, store, widen
 
 
 def reference(
@@ -17,9 +17,10 @@ def reference(
     rule: Rule,
 ) -> None:
     """One step for every parameter. ``averages`` (of gradients) is empty unless the rule has betas."""
+    view = rule.geometry.view
     for i, (param, grad, statistic, step) in enumerate(zip(params, grads, statistics, steps, strict=True)):
         step += 1
-        x, g = read(param), read(grad)
+        x, g = _read(param, param), _read(grad, param)
         if rule.maximize:
             g = -g
         if rule.weight_decay != 0 and rule.decoupled_weight_decay:
@@ -33,12 +34,29 @@ def reference(
             direction = g
         else:
             beta1, beta2 = rule.betas
-            statistic.lerp_(square, 1 - beta2)
-            direction = read(averages[i].lerp_(g, 1 - beta1))
+            statistic.mul_(beta2).add_(square, alpha=1 - beta2)
+            direction = _read(averages[i].lerp_(g, 1 - beta1), param)
 
         correction1, correction2 = rule.corrections(step)
-        s = (statistic / correction2).sqrt() + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
-        scale = torch.where(s == 0, 0, rule.lr / correction1 / s)  # 0/0: a row that had no gradient stays where it is
-        view = rule.geometry.view
+        s = _root(statistic / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
+        scale = _quotient(rule.lr / correction1, s)
         x = view(x) - scale * view(direction)  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t) over the whole space
         store(param, x.view(param.shape), stochastic_rounding=rule.stochastic_rounding)
+
+
+def _read(x: Tensor, param: Tensor) -> Tensor:
+    """``x`` widened; a copy while autograd records, for which ``x`` must not be overwritten under its hands."""
+    return widen(x, param).clone() if torch.is_grad_enabled() else widen(x, param)
+
+
+def _root(v: Tensor) -> Tensor:
+    """√v, with the derivative 0 at 0: a row that had no gradient does not move."""
+    zero = v == 0
+    return torch.where(zero, 0, torch.where(zero, 1, v).sqrt())
+
+
+def _quotient(lr: float | Tensor, s: Tensor) -> Tensor:
+    """Lr / s in the dtype of s, and 0 for 0/0; never infinite, so that no gradient gives no step."""
+    zero = s == 0
+    scale = (lr / torch.where(zero, 1, s)).to(s.dtype)
+    return torch.where(zero, 0, scale.clamp(max=torch.finfo(s.dtype).max))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Geometry
+from matrix_adagrad.geometry import Geometry, wide_dtype
 
 
 class Rule(NamedTuple):
@@ -59,19 +59,9 @@ def _one_minus_power(beta: float, t: float | Tensor) -> float | Tensor:
     return -torch.expm1(exponent) if isinstance(exponent, Tensor) else -math.expm1(exponent)
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the arithmetic and of the state: float32 or wider, for sums in bfloat16 stall (256 + 1 = 256)."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def widen(x: Tensor) -> Tensor:
-    """``x`` in its wide dtype: itself if it is wide already."""
-    return x.to(wide_dtype(x.dtype))
-
-
-def read(x: Tensor) -> Tensor:
-    """``x`` widened; a copy while autograd records, for which ``x`` must not be overwritten under its hands."""
-    return widen(x).clone() if torch.is_grad_enabled() else widen(x)
+def widen(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` in the dtype of the arithmetic for the parameter ``like``: itself if it has it already."""
+    return x.to(wide_dtype(like.dtype))
 
 
 def store(param: Tensor, x: Tensor, *, stochastic_rounding: bool) -> None:
@@ -82,12 +72,12 @@ def store(param: Tensor, x: Tensor, *, stochastic_rounding: bool) -> None:
 
 
 def round_stochastically(x: Tensor) -> Tensor:
-    """``x`` (float32) rounded to a neighbour in bfloat16, up or down at random, so that the mean is ``x``.
+    """``x`` (float32) rounded to a number of bfloat16, up or down at random, so that the mean is ``x``.
 
     bfloat16 is the upper half of a float32. A uniform number below one unit of the upper half is added, and the lower
     half is cut off: the carry happens with exactly the probability that the lower half calls for.
     """
+    finite = x.isfinite()  # on NaN the carry could run into the sign; on infinity there is nothing to round
     noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
-    rounded = ((x.view(torch.int32) + noise) & -(1 << 16)).view(torch.float32)
-    # On NaN the carry could run into the sign; on infinity there is nothing to round.
-    return torch.where(x.isfinite(), rounded, x).to(torch.bfloat16)
+    rounded = noise.add_(x.view(torch.int32)).bitwise_and_(-(1 << 16)).view(torch.float32)
+    return torch.where(finite, rounded, x, out=rounded)
