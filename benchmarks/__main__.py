@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
 from benchmarks.measure import peak_extra_bytes, time_interleaved
 from matrix_adagrad import ColumnAdaGrad, ColumnMomentum, MatrixAdaGrad, RowAdaGrad, RowMomentum
@@ -32,6 +32,13 @@ OPTIMIZERS: dict[str, Make] = {
     "RowMomentum, foreach": lambda params: RowMomentum(params, foreach=True),
     "ColumnMomentum, foreach": lambda params: ColumnMomentum(params, foreach=True),
 }
+SPARSE: dict[str, Make] = {
+    "torch Adagrad, sparse": Adagrad,
+    "torch SparseAdam": SparseAdam,
+    "RowAdaGrad, sparse": RowAdaGrad,
+    "ColumnAdaGrad, sparse": ColumnAdaGrad,
+    "RowMomentum, sparse": RowMomentum,
+}
 MODELS: dict[str, list[tuple[int, ...]]] = {
     "one 4096 × 4096 matrix": [(4096, 4096)],
     "one 1,000,000 × 64 table": [(1_000_000, 64)],
@@ -48,21 +55,25 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds, float32\n")
     for title, shapes in MODELS.items():
-        _compare(title, shapes, options.rounds)
+        params = [Parameter(torch.randn(shape)) for shape in shapes]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        _compare(title, params, OPTIMIZERS, "torch SGD, fused", options.rounds)
+    table = Parameter(torch.randn(1_000_000, 64))
+    index = torch.randint(len(table), (1, 4096 * 20))
+    table.grad = torch.sparse_coo_tensor(index, torch.randn(index.shape[1], 64), table.shape, check_invariants=True)
+    _compare("one 1,000,000 × 64 table, 81,920 random rows", [table], SPARSE, "torch Adagrad, sparse", options.rounds)
 
 
-def _compare(title: str, shapes: list[tuple[int, ...]], rounds: int) -> None:
-    params = [Parameter(torch.randn(shape)) for shape in shapes]
-    for param in params:
-        param.grad = torch.randn_like(param)
+def _compare(title: str, params: list[Parameter], makes: dict[str, Make], baseline: str, rounds: int) -> None:
     size = sum(param.numel() * param.element_size() for param in params)
-    optimizers = {name: make(params) for name, make in OPTIMIZERS.items()}
+    optimizers = {name: make(params) for name, make in makes.items()}
     times = time_interleaved({name: optimizer.step for name, optimizer in optimizers.items()}, rounds)
-    baseline = times["torch SGD, fused"]
     print(f"{title}: {size / 2**20:.1f} MiB of parameters")
-    print(f"  {'':<30}{'ms':>9}{'× fused SGD':>22}{'peak extra':>13}{'state':>11}   (× the parameters)")
+    over = "× " + baseline.removeprefix("torch ")
+    print(f"  {'':<30}{'ms':>9}{over:>22}{'peak extra':>13}{'state':>11}   (× the parameters)")
     for name, optimizer in optimizers.items():
-        ratio, low, high = times[name].ratio_to(baseline)
+        ratio, low, high = times[name].ratio_to(times[baseline])
         peak, _ = peak_extra_bytes(optimizer.step)
         spread = f"{ratio:.2f} ({low:.2f}–{high:.2f})"
         state = _state_bytes(optimizer)

@@ -124,6 +124,9 @@ OPTIMIZER_INFOS: tuple[OptimizerInfo, ...] = tuple(
         has_capturable_arg=True,
         # torch takes a complex number as two reals with a scale each; here it is one entry, with one scale.
         supports_complex=False,
+        # Momentum and weight decay are lazy with sparse gradients, where PyTorch's test asks for the dense step.
+        supports_sparse=entrant.statistic == "sum",
+        metadata_for_sparse=({"lr": 0.1, "weight_decay": 0, "decoupled_weight_decay": False}, []),
     )
     for entrant in CLASSES
 )

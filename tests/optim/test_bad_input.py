@@ -146,17 +146,6 @@ def test_parameters_that_cannot_be_trained(entrant):
         entrant(half)
 
 
-@every_class
-def test_a_sparse_gradient_is_refused_before_anything_moves(entrant):
-    table, dense = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 3)
-    optimizer = entrant([{"params": [("dense", dense.weight)]}, {"params": [("table", table.weight)]}])
-    dense(table(torch.tensor([1, 1, 4]))).sum().backward()
-    before = [dense.weight.detach().clone(), table.weight.detach().clone()]
-    with pytest.raises(RuntimeError, match="parameter 'table' has a sparse gradient, .* sparse=False"):
-        optimizer.step()
-    assert_bitwise([dense.weight, table.weight], before)
-
-
 def test_lazy_parameters_can_be_given_before_they_have_a_shape():
     layer = nn.LazyLinear(3)
     optimizer = RowAdaGrad(layer.parameters())

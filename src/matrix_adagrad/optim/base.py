@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from matrix_adagrad.geometry import Geometry, as_geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign, refuse_unknown
-from matrix_adagrad.optim.step import Rule, foreach, reference
+from matrix_adagrad.optim.step import Rule, foreach, reference, sparse
 
 __all__ = ["MatrixOptimizer"]
 
@@ -145,27 +145,27 @@ class MatrixOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            work = []
-            for (
-                group
-            ) in self.param_groups:  # all of them first: what cannot be stepped is refused before anything moves
-                params: list[Tensor] = []
-                grads: list[Tensor] = []
-                averages: list[Tensor] = []
-                statistics: list[Tensor] = []
-                steps: list[Tensor] = []
-                self._init_group(group, params, grads, averages, statistics, steps)
-                work.append((group, params, grads, averages, statistics, steps))
-            for group, params, grads, averages, statistics, steps in work:
-                if params:
-                    run = foreach if _runs_foreach(params, group) else reference
-                    run(params, grads, averages, statistics, steps, self._rule(group))
+            work: list[tuple[Any, ...]] = []
+            for group in self.param_groups:  # all of them first: what cannot be stepped is refused before any moves
+                for is_sparse in (False, True):
+                    params: list[Tensor] = []
+                    grads: list[Tensor] = []
+                    averages: list[Tensor] = []
+                    statistics: list[Tensor] = []
+                    steps: list[Tensor] = []
+                    self._init_group(group, is_sparse, params, grads, averages, statistics, steps)
+                    if params:
+                        run = sparse if is_sparse else foreach if _runs_foreach(params, group) else reference
+                        work.append((run, params, grads, averages, statistics, steps, self._rule(group)))
+            for run, *arguments in work:
+                run(*arguments)
         return loss
 
     # torch.compile knows this method by name: it runs it as it is and traces what follows.
     def _init_group(
         self,
         group: dict[str, Any],
+        is_sparse: bool,
         params: list[Tensor],
         grads: list[Tensor],
         averages: list[Tensor],
@@ -173,15 +173,10 @@ class MatrixOptimizer(Optimizer):
         steps: list[Tensor],
     ) -> None:
         for i, param in enumerate(group["params"]):
-            if param.grad is None:
+            if param.grad is None or param.grad.is_sparse != is_sparse:
                 continue
-            if param not in self.state or param.grad.is_sparse:
-                name = list(self._named(group))[i][0]
-                self._check_fits(name, param, group)  # a lazy parameter had no shape before
-            if param.grad.is_sparse:
-                raise RuntimeError(
-                    f"{name} has a sparse gradient, and this version takes dense ones only: make its layer sparse=False"
-                )
+            if param not in self.state or is_sparse:
+                self._check_step(list(self._named(group))[i][0], param, group)
             state = self._state_of(param, group)
             params.append(param)
             grads.append(param.grad)
@@ -189,6 +184,17 @@ class MatrixOptimizer(Optimizer):
             statistics.append(state[self.STATISTIC])
             if self.AVERAGE is not None:
                 averages.append(state[self.AVERAGE])
+
+    def _check_step(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        self._check_fits(name, param, group)  # a lazy parameter had no shape before
+        grad = param.grad
+        if grad is not None and grad.is_sparse and (grad.sparse_dim() != 1 or group["differentiable"]):
+            reason = "differentiable=True" if group["differentiable"] else f"{grad.sparse_dim()} sparse dimensions"
+            raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
+        if grad is not None and grad.is_sparse and grad.device.type == "cpu" and grad._nnz():
+            low, high = grad._indices().aminmax()
+            if low < 0 or high >= len(param):
+                raise IndexError(f"{name} has {len(param)} rows, and its sparse gradient has rows {low} to {high}")
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr = group["lr"]

@@ -38,8 +38,8 @@ def reference(
             direction = _read(averages[i].lerp_(g, 1 - beta1), param)
 
         correction1, correction2 = rule.corrections(step)
-        s = _root(statistic / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
-        scale = _quotient(rule.lr / correction1, s)
+        s = root(statistic / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
+        scale = quotient(rule.lr / correction1, s)
         x = view(x) - scale * view(direction)  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t) over the whole space
         store(param, x.view(param.shape), stochastic_rounding=rule.stochastic_rounding)
 
@@ -49,13 +49,13 @@ def _read(x: Tensor, param: Tensor) -> Tensor:
     return widen(x, param).clone() if torch.is_grad_enabled() else widen(x, param)
 
 
-def _root(v: Tensor) -> Tensor:
+def root(v: Tensor) -> Tensor:
     """√v, with the derivative 0 at 0: a row that had no gradient does not move."""
     zero = v == 0
     return torch.where(zero, 0, torch.where(zero, 1, v).sqrt())
 
 
-def _quotient(lr: float | Tensor, s: Tensor) -> Tensor:
+def quotient(lr: float | Tensor, s: Tensor) -> Tensor:
     """Lr / s in the dtype of s, and 0 for 0/0; never infinite, so that no gradient gives no step."""
     zero = s == 0
     scale = (lr / torch.where(zero, 1, s)).to(s.dtype)
