@@ -7,11 +7,14 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import pytest
 import torch
+import torch.testing._internal.common_utils  # it loads a profile of its own, with 10 examples: ours comes after
 from hypothesis import settings
 
-# Examples are drawn anew in every run; a failure prints the lines that reproduce it.
+# Examples are drawn anew in every run; a failure prints the lines that reproduce it. More of them:
+# HYPOTHESIS_PROFILE=thorough make test
 settings.register_profile("default", deadline=None, print_blob=True)
-settings.load_profile("default")
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.fixture(autouse=True)
