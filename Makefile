@@ -53,7 +53,7 @@ clean: ## remove everything that was made here
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setup: .venv with matrix-adagrad"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . numpy # without which torch complains
 	@touch $@
 
 .venv/ready-%: .venv/ready

@@ -1,9 +1,11 @@
 """The experiments are pure functions of their configs; the command line prints what they give."""
 
 import math
+import runpy
 
 import pytest
 
+from matrix_adagrad import __version__
 from matrix_adagrad.cli import main
 from matrix_adagrad.experiments import mlp, motivating
 
@@ -42,6 +44,14 @@ def test_reproduce_prints_both_tables(capsys):
     printed = capsys.readouterr().out
     assert "Motivating examples" in printed
     assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["5", "15", "25"]
+
+
+def test_the_version_and_the_module(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.strip() == f"matrix-adagrad {__version__}"
+    assert runpy.run_module("matrix_adagrad", run_name="not main")["main"] is main
 
 
 def test_bad_arguments_say_what_is_wrong(capsys):

@@ -140,6 +140,8 @@ def test_names():
         (lambda: as_geometry("rows"), ValueError, "'row', 'column', 'entry', 'whole'.* got 'rows'"),
         (lambda: as_geometry(3), TypeError, "got 3"),
         (lambda: as_geometry(Row), TypeError, r"write Row\(\)"),
+        (lambda: as_geometry(Blocks), TypeError, r"write Blocks\(rows=3\)"),
+        (lambda: Blocks(rows=True), TypeError, "rows must be an int or None, got True"),
         (lambda: Blocks(rows=0), ValueError, "rows must be at least 1, got 0"),
         (lambda: Blocks(columns=2.5), TypeError, "columns must be an int or None, got 2.5"),
         (lambda: Blocks(rows=3).statistic_shape((100, 4)), ValueError, "cannot cut 100 rows into 3 equal parts"),

@@ -176,14 +176,15 @@ class Whole(Geometry):
         return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Blocks(Geometry):
     """One scale for each block of a regular grid laid over the matrix.
 
     Args:
-        rows: the number of equal groups of consecutive rows; ``None`` leaves every row on its own.
-        columns: the number of equal slices that each row is cut into; ``None`` leaves every column on its own.
-            In a tensor of more than two dimensions the slices are cut along the second one.
+        rows: the number of equal groups of consecutive rows; ``None``, the default, leaves every row on its own.
+        columns: the number of equal slices that each row is cut into; by default 1, which leaves rows in one piece,
+            and ``None`` leaves every column on its own. In a tensor of more than two dimensions the slices are cut
+            along the second one.
 
     Example:
         A fused query-key-value weight with one scale for each of its three parts, and an output projection whose rows
@@ -198,9 +199,13 @@ class Blocks(Geometry):
     rows: int | None = None
     columns: int | None = 1
 
+    def __repr__(self) -> str:
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Blocks({', '.join(changed)})"
+
     def __post_init__(self) -> None:
         for name, parts in (("rows", self.rows), ("columns", self.columns)):
-            if parts is not None and not isinstance(parts, int):
+            if parts is not None and (isinstance(parts, bool) or not isinstance(parts, int)):
                 raise TypeError(f"Blocks: {name} must be an int or None, got {parts!r}")
             if parts is not None and parts < 1:
                 raise ValueError(f"Blocks: {name} must be at least 1, got {parts}")
@@ -249,7 +254,8 @@ def as_geometry(geometry: Geometry | str) -> Geometry:
         return geometry
     allowed = f"one of {', '.join(map(repr, _NAMED))}, or a Geometry such as Blocks(rows=3)"
     if isinstance(geometry, type) and issubclass(geometry, Geometry):
-        raise TypeError(f"geometry must be a value: write {geometry.__name__}() instead of {geometry.__name__}")
+        example = "Blocks(rows=3)" if geometry is Blocks else f"{geometry.__name__}()"
+        raise TypeError(f"geometry must be a value: write {example} instead of {geometry.__name__}")
     if not isinstance(geometry, str):
         raise TypeError(f"geometry must be {allowed}, got {geometry!r}")
     if geometry not in _NAMED:

@@ -1,5 +1,7 @@
 """A wrong argument is named with its value and with what is allowed, and leaves nothing behind."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -56,8 +58,15 @@ def test_wrong_values(entrant, options, error, words, by_group):
         (MatrixAdaGrad, {"initial_accumulator_value": -1}, ValueError, f"initial_accumulator_value {NUMBER}, got -1"),
         (MatrixAdaGrad, {"geometry": "diagonal"}, ValueError, "geometry must be one of 'row', .* got 'diagonal'"),
         (MatrixAdaGrad, {"betas": (0.9, 0.9)}, TypeError, "unexpected keyword argument 'betas'"),
-        (RowAdaGrad, {"wieght_decay": 0.1}, TypeError, "unexpected keyword argument 'wieght_decay'"),
-        (RowAdaGrad, {"geometry": "column"}, TypeError, "geometry"),
+        (
+            RowAdaGrad,
+            {"wieght_decay": 0.1},
+            TypeError,
+            "RowAdaGrad got an unknown option .* did you mean 'weight_decay'",
+        ),
+        (RowAdaGrad, {"geometry": "column"}, TypeError, "RowAdaGrad got an unknown option .* its geometry is fixed"),
+        (ColumnMomentum, {"lr_decay": 0.1}, TypeError, "ColumnMomentum got an unknown option .* use a scheduler"),
+        (ColumnMomentum, {"speed": 1}, TypeError, r"unknown option 'speed': it has \['betas', .*'weight_decay'\]"),
     ],
 )
 def test_wrong_and_unknown_keywords(cls, options, error, words):
@@ -89,6 +98,28 @@ def test_a_misspelled_option_of_a_group_is_refused_and_notes_of_others_are_not(e
 def test_another_optimizers_option_in_a_group_is_refused(cls, key, words):
     with pytest.raises(TypeError, match=f"unknown option '{key}' in a parameter group: {words}"):
         cls([{"params": make_params(), key: 0.5}])
+
+
+def test_a_model_instead_of_its_parameters():
+    with pytest.raises(TypeError, match="got the module Linear: give its .parameters"):
+        RowAdaGrad(nn.Linear(2, 2))
+
+
+@every_class
+def test_an_option_that_is_edited_later_is_checked_too(entrant):
+    params, optimizer = train(entrant)
+    optimizer.param_groups[0]["geometry"] = str(entrant.geometry)
+    train(None, params, optimizer=optimizer)
+    optimizer.param_groups[0]["reduction"] = "men"
+    with pytest.raises(ValueError, match="reduction must be 'sum' or 'mean', got 'men'"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("cls", [RowAdaGrad, ColumnMomentum])
+def test_the_signature_shows_every_option_but_the_geometry(cls):
+    shown, general = inspect.signature(cls).parameters, inspect.signature(cls.__mro__[1]).parameters
+    assert [*shown] == [name for name in general if name != "geometry"]
+    assert shown["eps"].default == general["eps"].default
 
 
 def test_differentiable_is_for_the_whole_optimizer():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch.optim import Adagrad, Adam
+from torch.optim import Adagrad, Adam, NAdam
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum
 from tests.optim.table import CLASSES, TABLE
@@ -127,10 +127,11 @@ def assert_unchanged(optimizer, before):
             lambda p: MatrixMomentum(p, geometry=Blocks(rows=2)),
             r"geometry entry and shape \(6, 4\), .* needs geometry blocks\(rows=2, columns=1\) and shape \(2, 1, 1\)",
         ),
-        (Adagrad, RowAdaGrad, r"shape \(6, 4\), .* needs geometry row and shape \(6, 1\)"),
+        (Adagrad, RowAdaGrad, r"has no geometry .* and shape \(6, 4\), .* needs geometry row and shape \(6, 1\)"),
         (Adam, RowMomentum, r"'exp_avg_sq' has .* shape \(6, 4\), .* needs geometry row and shape \(6, 1\)"),
-        (Adam, RowAdaGrad, "the saved state has step, exp_avg, exp_avg_sq, and sum is missing"),
-        (RowAdaGrad, RowMomentum, "the saved state has step, sum, and exp_avg_sq, exp_avg is missing"),
+        (Adam, RowAdaGrad, "the saved state has step, exp_avg, exp_avg_sq, and RowAdaGrad has step, sum; nothing"),
+        (NAdam, MatrixMomentum, "the saved state has step, mu_product, exp_avg, exp_avg_sq, and MatrixMomentum has"),
+        (RowAdaGrad, RowMomentum, "the saved state has step, sum, and RowMomentum has step, exp_avg_sq, exp_avg"),
     ],
 )
 def test_a_state_of_another_geometry_or_optimizer_names_the_parameter_and_changes_nothing(
@@ -168,6 +169,18 @@ def test_a_state_for_other_groups_is_refused_in_torchs_words(entrant):
     with pytest.raises(ValueError, match="doesn't match the size"):
         optimizer.load_state_dict(saved.state_dict())
     assert_unchanged(optimizer, before)
+
+
+@every_class
+def test_named_parameters_in_another_order_are_refused(entrant):
+    params = make_params(shapes=[(4, 4), (4, 4)])
+    _, saved = train(lambda p: entrant(list(zip("ab", p, strict=True))), params)
+    swapped = entrant([("b", params[1]), ("a", params[0])])
+    with pytest.raises(ValueError, match=r"saved parameters are \['a', 'b'\], here they are \['b', 'a'\]"):
+        swapped.load_state_dict(saved.state_dict())
+    assert not swapped.state
+    renamed = entrant([("module.a", params[0]), ("module.b", params[1])])
+    renamed.load_state_dict(saved.state_dict())  # as in torch: the order decides
 
 
 def test_state_moves_to_parameters_of_another_dtype_and_stays_wide():

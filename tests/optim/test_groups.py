@@ -77,7 +77,7 @@ def test_explain_prints_parameter_shape_geometry_scales_and_reason(capsys):
         "0.weight   100 × 8  row          100  a table: each row is an item",
         "1.weight   3 × 8    row            3  the last linear layer, taken for the output head",
         "1.bias     3        entry          3  a vector: it has no rows",
-        "state: 106 scales for 827 parameters (12.8 %)",
+        "106 scales for 827 parameters (12.8 %)",
     ]
 
 
@@ -128,7 +128,7 @@ def test_own_rules_by_name_and_by_module_type_first_match_first_and_the_rest_bal
         (
             {"*.qvk.weight": "row"},
             ValueError,
-            r"rules match no parameter: \['\*.qvk.weight'\]; the model has cls, tokens.weight",
+            r"rules match no parameter: '\*.qvk.weight'; the model has cls, tokens.weight.* not regular expressions",
         ),
         ({nn.Conv2d: "row"}, ValueError, "rules match no parameter: .*Conv2d"),
         ({"*": 3}, TypeError, "got 3"),
@@ -139,6 +139,27 @@ def test_own_rules_by_name_and_by_module_type_first_match_first_and_the_rest_bal
 def test_rules_that_cannot_be_meant(rules, error, words):
     with pytest.raises(error, match=words):
         geometry_groups(Model(), rules)
+
+
+def test_parameters_instead_of_a_model():
+    with pytest.raises(TypeError, match="model must be a module, got generator: give the model, not its parameters"):
+        geometry_groups(Model().parameters())
+
+
+@pytest.mark.parametrize(
+    ("rules", "lines"),
+    [
+        (
+            {"0.weight": Blocks(columns=2), nn.Linear: "row"},
+            ["Blocks(columns=2)", "rule '0.weight'", "rule Linear, by entry: a vector has no rows"],
+        ),
+        ({"*": "entry", "0.weight": "row"}, ["rule '0.weight' decides nothing: others come before it"]),
+    ],
+)
+def test_explain_says_geometries_as_they_are_written_and_rules_that_decide_nothing(rules, lines, capsys):
+    geometry_groups(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), rules, explain=True)
+    printed = capsys.readouterr().out
+    assert all(line in printed for line in lines)
 
 
 def test_a_rule_that_others_come_before_is_not_an_error():
@@ -166,7 +187,7 @@ def test_frozen_parameters_are_named_and_have_no_state(capsys):
     geometry_groups(model, explain=True)
     table = capsys.readouterr().out.splitlines()
     assert table[1].endswith("(frozen)")
-    assert table[-1].startswith("state: 6 scales for 27 parameters")
+    assert table[-1].startswith("6 scales for 27 parameters")
 
 
 def test_groups_that_cannot_be_made_name_the_parameter():

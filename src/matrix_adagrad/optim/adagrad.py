@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.options import AdaGradOptions, Reduction
+from matrix_adagrad.optim.options import AdaGradOptions, Reduction, refuse_unknown_keywords
 
 __all__ = ["ColumnAdaGrad", "MatrixAdaGrad", "RowAdaGrad"]
 
@@ -125,6 +125,7 @@ class RowAdaGrad(MatrixAdaGrad):
     FIXED = Row()
 
     def __init__(self, params: ParamsT, lr: float | Tensor = 1e-2, **options: Unpack[AdaGradOptions]) -> None:
+        refuse_unknown_keywords(type(self).__name__, options, AdaGradOptions.__annotations__)
         super().__init__(params, lr, geometry=self.FIXED, **options)
 
 
@@ -151,4 +152,5 @@ class ColumnAdaGrad(MatrixAdaGrad):
     FIXED = Column()
 
     def __init__(self, params: ParamsT, lr: float | Tensor = 1e-2, **options: Unpack[AdaGradOptions]) -> None:
+        refuse_unknown_keywords(type(self).__name__, options, AdaGradOptions.__annotations__)
         super().__init__(params, lr, geometry=self.FIXED, **options)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.parameter import Parameter, is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
@@ -29,7 +31,17 @@ class MatrixOptimizer(Optimizer):
     AVERAGE: ClassVar[str | None] = None  # the state key of the running average of gradients, if there is one
     FIXED: ClassVar[Geometry | None] = None  # the geometry, in a class that has only one
 
+    def __init_subclass__(cls) -> None:
+        if cls.FIXED is not None:  # show the options of the general class, which are passed on to it
+            signature = inspect.signature(cls.__mro__[1])
+            shown = [parameter for name, parameter in signature.parameters.items() if name != "geometry"]
+            cls.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        if isinstance(params, Module):
+            raise TypeError(
+                f"params must be parameters, got the module {type(params).__name__}: give its .parameters()"
+            )
         defaults["geometry"] = as_geometry(defaults["geometry"])
         check_options(defaults)
         super().__init__(params, defaults)
@@ -172,6 +184,9 @@ class MatrixOptimizer(Optimizer):
         statistics: list[Tensor],
         steps: list[Tensor],
     ) -> None:
+        group["geometry"] = as_geometry(group["geometry"])  # users may edit a group
+        if group["reduction"] not in ("sum", "mean"):
+            check_options(group)
         for i, param in enumerate(group["params"]):
             if param.grad is None or param.grad.is_sparse != is_sparse:
                 continue
@@ -242,15 +257,18 @@ class MatrixOptimizer(Optimizer):
             return state_dict  # torch's own check will say so
         state, param_groups = dict(state_dict["state"]), []
         for group, saved in zip(groups, saved_groups, strict=True):
+            names, saved_names = group.get("param_names") or [], saved.get("param_names") or []
+            if names != saved_names and sorted(names) == sorted(saved_names):
+                raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
+            own = {key: group[key] for key in self.defaults}
+            merged = {**own, **refuse_foreign(saved, own), **{key: own[key] for key in ("geometry", *_WAYS)}}
+            check_options(merged)
+            param_groups.append(merged)
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
                 self._check_loadable(name, param, group, saved, state.get(index))
                 if index in state:
                     received = {key: self._received(key, value, param, group) for key, value in state[index].items()}
                     state[index] = {key: _AsItIs(value) for key, value in received.items()}
-            own = {key: group[key] for key in self.defaults}
-            merged = {**own, **refuse_foreign(saved, own), **{key: own[key] for key in ("geometry", *_WAYS)}}
-            check_options(merged)
-            param_groups.append(merged)
         return {**state_dict, "state": state, "param_groups": param_groups}
 
     def _check_loadable(
@@ -265,15 +283,20 @@ class MatrixOptimizer(Optimizer):
         needed = {self.STATISTIC: geometry.statistic_shape(param.shape)}
         if self.AVERAGE is not None:
             needed[self.AVERAGE] = tuple(param.shape)
-        missing = [key for key in (STEP, *needed) if saved and key not in saved]
-        if saved and missing:
-            raise ValueError(f"{name}: the saved state has {', '.join(saved)}, and {', '.join(missing)} is missing")
+        if saved and set(saved) != {STEP, *needed}:
+            raise ValueError(
+                f"{name}: the saved state has {', '.join(saved)}, and {type(self).__name__} has "
+                f"{', '.join((STEP, *needed))}; nothing was loaded"
+            )
         saved_geometry = str(saved_group.get("geometry", geometry))
         for key, shape in needed.items():
             saved_shape = tuple(getattr(saved[key], "shape", ())) if saved else shape
             if saved_geometry != str(geometry) or saved_shape != shape:
+                source = (
+                    f"geometry {saved_geometry}" if "geometry" in saved_group else "no geometry (another optimizer's)"
+                )
                 raise ValueError(
-                    f"{name}: the saved {key!r} has geometry {saved_geometry} and shape {saved_shape}, "
+                    f"{name}: the saved {key!r} has {source} and shape {saved_shape}, "
                     f"and this optimizer needs geometry {geometry} and shape {shape}; nothing was loaded"
                 )
 

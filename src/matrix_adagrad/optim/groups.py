@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from matrix_adagrad.geometry import Entry, Geometry, Row, as_geometry
+from matrix_adagrad.geometry import Entry, Geometry, Row, Whole, as_geometry
 
 __all__ = ["geometry_groups"]
 
@@ -52,7 +53,7 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
     Args:
         model: the model, also compiled or inside a data-parallel wrapper. A parameter that it holds in several places
             (tied weights) is taken once.
-        rules: a set of rules by name, or rules of your own.
+        rules: a set of rules by name, one geometry for all, or rules of your own.
 
             - ``"balanced"``: tables (`nn.Embedding`, `nn.EmbeddingBag`) and output heads by row, whose rows are tokens,
               items or classes; hidden matrices and vectors by entry.
@@ -65,7 +66,7 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
         explain: print a table of every parameter, its shape, its geometry, its number of scales, and the reason.
 
     Returns:
-        Groups for an optimizer's ``params``: ``{"name": kind, "geometry": ..., "params": [(name, parameter), ...]}``,
+        Groups to give to an optimizer, each ``{"name": kind, "geometry": ..., "params": [(name, parameter), ...]}``,
         where the kind is ``"table"``, ``"head"``, ``"matrix"`` or ``"vector"``.
 
     Example:
@@ -79,11 +80,11 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
         1.bias     16         entry         16  a vector: it has no rows
         3.weight   10 × 16    row           10  the last linear layer, taken for the output head
         3.bias     10         entry         10  a vector: it has no rows
-        state: 1,292 scales for 16,442 parameters (7.9 %)
+        1,292 scales for 16,442 parameters (7.9 %)
     """
-    choices = _choose(model, rules)
+    choices, idle = _choose(model, rules)
     if explain:
-        print(_table(choices))
+        print(_table(choices, idle))
     groups: dict[tuple[str, Geometry], dict[str, Any]] = {}
     for name, param, kind, geometry, _ in choices:
         group = groups.setdefault((kind, geometry), {"name": kind, "geometry": geometry, "params": []})
@@ -91,11 +92,14 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
     return list(groups.values())
 
 
-def _choose(model: nn.Module, rules: Rules) -> list[_Choice]:
+def _choose(model: nn.Module, rules: Rules) -> tuple[list[_Choice], list[str]]:
+    """A choice for every parameter, and the rules that decided on none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
     model = _unwrapped(model)
     head = _output_head(model)
     checked = _checked(rules)
-    unmatched = set(checked)
+    unmatched, idle = set(checked), set(checked)
     choices = []
     for param, places in _owners(model).items():
         name = places[0].name
@@ -106,9 +110,12 @@ def _choose(model: nn.Module, rules: Rules) -> list[_Choice]:
             reason += f" (tied: {', '.join(place.name for place in places[1:])})"
         matching = [key for key in checked if any(_matches(key, place) for place in places)]
         unmatched -= set(matching)
+        idle -= set(matching[:1])
         value = checked[matching[0]] if matching else "balanced"
         if isinstance(value, Geometry):
-            geometry, reason = value, f"rule {getattr(matching[0], '__name__', repr(matching[0]))}"
+            geometry, reason = value, f"rule {_shown(matching[0])}"
+            if param.dim() < 2 and geometry not in (Entry(), Whole()):
+                reason += ", by entry: a vector has no rows"
         else:
             geometry = _RULE_SETS[value][kind]
         try:
@@ -117,9 +124,16 @@ def _choose(model: nn.Module, rules: Rules) -> list[_Choice]:
             raise ValueError(f"{name}, of shape {tuple(param.shape)}, does not fit its geometry: {error}") from None
         choices.append(_Choice(name, param, kind, geometry, reason if param.requires_grad else f"{reason} (frozen)"))
     if unmatched and choices:
-        names = ", ".join(choice.name for choice in choices[:5])
-        raise ValueError(f"rules match no parameter: {sorted(map(str, unmatched))}; the model has {names}, …")
-    return choices
+        names = [choice.name for choice in choices[:5]] + ["…"] * (len(choices) > 5)
+        raise ValueError(
+            f"rules match no parameter: {', '.join(map(_shown, unmatched))}; the model has {', '.join(names)} "
+            "(patterns are those of a shell, not regular expressions)"
+        )
+    return choices, [_shown(key) for key in checked if key in idle]
+
+
+def _shown(key: _Key) -> str:
+    return repr(key) if isinstance(key, str) else key.__name__
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -206,27 +220,25 @@ def _output_head(model: nn.Module) -> _Head:
     return _Head(None, "")
 
 
-def _table(choices: list[_Choice]) -> str:
+def _table(choices: list[_Choice], idle: list[str]) -> str:
     header = ("parameter", "shape", "geometry", "scales", "reason")
     rows = [
         (
             choice.name,
             " × ".join(map(str, choice.param.shape)) or "scalar",
-            str(choice.geometry),
+            repr(choice.geometry) if fields(choice.geometry) else str(choice.geometry),  # as one would write it
             str(choice.geometry.scales(choice.param.shape)),
             choice.reason,
         )
         for choice in choices
     ]
     name, shape, geometry, scales, _ = (max(map(len, column)) for column in zip(header, *rows, strict=True))
-    lines = [
-        f"{row[0]:<{name}}  {row[1]:<{shape}}  {row[2]:<{geometry}}  {row[3]:>{scales}}  {row[4]}"
-        for row in (header, *rows)
-    ]
+    line = f"{{:<{name}}}  {{:<{shape}}}  {{:<{geometry}}}  {{:>{scales}}}  {{}}"
+    lines = [line.format(*row) for row in (header, *rows)]
     trained = [choice for choice in choices if choice.param.requires_grad]
     total = sum(choice.geometry.scales(choice.param.shape) for choice in trained)
     entries = sum(choice.param.numel() for choice in trained)
-    lines.append(
-        f"state: {total:,} scales for {entries:,} parameters ({total / max(1, entries):.1%})".replace("%", " %")
-    )
+    percent = 100 * total / max(1, entries)
+    lines.append(f"{total:,} scales for {entries:,} parameters ({percent:.1f} %)")
+    lines += [f"rule {rule} decides nothing: others come before it" for rule in idle]
     return "\n".join(lines)

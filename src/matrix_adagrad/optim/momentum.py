@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.options import MomentumOptions, Reduction
+from matrix_adagrad.optim.options import MomentumOptions, Reduction, refuse_unknown_keywords
 
 __all__ = ["ColumnMomentum", "MatrixMomentum", "RowMomentum"]
 
@@ -106,6 +106,7 @@ class RowMomentum(MatrixMomentum):
     FIXED = Row()
 
     def __init__(self, params: ParamsT, lr: float | Tensor = 1e-2, **options: Unpack[MomentumOptions]) -> None:
+        refuse_unknown_keywords(type(self).__name__, options, MomentumOptions.__annotations__)
         super().__init__(params, lr, geometry=self.FIXED, **options)
 
 
@@ -126,4 +127,5 @@ class ColumnMomentum(MatrixMomentum):
     FIXED = Column()
 
     def __init__(self, params: ParamsT, lr: float | Tensor = 1e-2, **options: Unpack[MomentumOptions]) -> None:
+        refuse_unknown_keywords(type(self).__name__, options, MomentumOptions.__annotations__)
         super().__init__(params, lr, geometry=self.FIXED, **options)

@@ -10,7 +10,14 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 from torch import Tensor
 
-__all__ = ["AdaGradOptions", "MomentumOptions", "check_options", "refuse_foreign", "refuse_unknown"]
+__all__ = [
+    "AdaGradOptions",
+    "MomentumOptions",
+    "check_options",
+    "refuse_foreign",
+    "refuse_unknown",
+    "refuse_unknown_keywords",
+]
 
 Reduction = Literal["sum", "mean"]
 
@@ -119,6 +126,7 @@ _FOREIGN = {
     "bias_correction": "it is an option of MatrixMomentum",
     "dampening": "it is an option of SGD",
     "epsilon": "did you mean 'eps'?",
+    "geometry": "its geometry is fixed; MatrixAdaGrad and MatrixMomentum take any",
     "initial_accumulator_value": "it is an option of MatrixAdaGrad",
     "learning_rate": "did you mean 'lr'?",
     "lr_decay": "use a scheduler",
@@ -134,18 +142,34 @@ def refuse_unknown(given: Mapping[str, Any], options: Mapping[str, Any]) -> None
     Other keys stay allowed, as in torch: schedulers, trainers and users keep notes of their own in groups.
     """
     for key in given:
-        if key in options or key in ("params", "param_names"):
-            continue
-        near = difflib.get_close_matches(str(key), options, n=1, cutoff=0.8)
-        if key in _FOREIGN:
-            raise TypeError(f"unknown option {key!r} in a parameter group: {_FOREIGN[key]}")
-        if near and abs(len(near[0]) - len(key)) <= 2:  # longer names, like weight_decay_mult, are meant
-            raise TypeError(f"unknown option {key!r} in a parameter group: did you mean {near[0]!r}?")
+        hint = _hint(key, options)
+        if key not in options and key not in ("params", "param_names") and hint:
+            raise TypeError(f"unknown option {key!r} in a parameter group: {hint}")
+
+
+def refuse_unknown_keywords(name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise an error for a keyword that the optimizer of this name does not have."""
+    for key in given:
+        if key not in options:
+            raise TypeError(
+                f"{name} got an unknown option {key!r}: {_hint(key, options) or f'it has {sorted(options)}'}"
+            )
+
+
+def _hint(key: str, options: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(str(key), options, n=1, cutoff=0.8)
+    if key in _FOREIGN:
+        return _FOREIGN[key]
+    if near and abs(len(near[0]) - len(key)) <= 2:  # longer names, like weight_decay_mult, are meant
+        return f"did you mean {near[0]!r}?"
+    return ""
 
 
 def refuse_foreign(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A saved group without other optimizers' options; an error for one in use, without which the run cannot go on."""
     for key in ("amsgrad", "lr_decay"):
         if key not in options and saved.get(key):
-            raise ValueError(f"the saved run used {key}={saved[key]!r}, which is not here: {_FOREIGN[key]}")
+            raise ValueError(
+                f"the saved run used {key}={saved[key]!r}, which is not here: {_FOREIGN[key]}; nothing was loaded"
+            )
     return {key: value for key, value in saved.items() if key in options or key not in _FOREIGN}
