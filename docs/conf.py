@@ -8,7 +8,7 @@ release = version = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]

@@ -29,9 +29,12 @@ __all__ = ["Blocks", "Column", "Entry", "Geometry", "Row", "Whole", "as_geometry
 Shape = Sequence[int]
 
 
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of statistics and of the arithmetic: float32 or wider, for sums in bfloat16 stall (256 + 1 = 256)."""
-    return torch.promote_types(dtype, torch.float32)
+    return _WIDE.get(dtype, dtype)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ class MatrixOptimizer(Optimizer):
     AVERAGE: ClassVar[str | None] = None  # the state key of the running average of gradients, if there is one
     FIXED: ClassVar[Geometry | None] = None  # the geometry, in a class that has only one
 
-    def __init_subclass__(cls) -> None:
-        if cls.FIXED is not None:  # show the options of the general class, which are passed on to it
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "FIXED" in vars(cls):  # show the options of the general class, which are passed on to it
             signature = inspect.signature(cls.__mro__[1])
             shown = [parameter for name, parameter in signature.parameters.items() if name != "geometry"]
             cls.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ has the parameter's size, there is one list of that size, as in torch's own fore
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,17 +104,21 @@ def _add_squares(x: Tensor, dims: tuple[int, ...], total: Tensor) -> None:
             _add_squares(x[i], tuple(d - 1 for d in dims if d), total[0 if 0 in dims else i])
 
 
-def _scales(statistics: list[Tensor], steps: list[Tensor], rule: Rule) -> tuple[Tensor, ...]:
+def _scales(statistics: list[Tensor], steps: list[Tensor], rule: Rule) -> Sequence[Tensor]:
     """η / (√V + ε) for each parameter."""
-    corrections: list[tuple[Any, Any]] = [rule.corrections(step) for step in steps]  # all numbers, or all tensors
-    scales: tuple[Tensor, ...] = torch._foreach_div(statistics, [second for _, second in corrections])
-    torch._foreach_sqrt_(scales)
+    scales: Any = statistics
+    lrs: list[Any] = [rule.lr] * len(steps)  # all numbers, or all tensors
+    if rule.bias_correction:
+        corrections: list[tuple[Any, Any]] = [rule.corrections(step) for step in steps]
+        scales = torch._foreach_div(statistics, [second for _, second in corrections])
+        lrs = [rule.lr / first for first, _ in corrections]
+    scales = torch._foreach_sqrt(scales)
     torch._foreach_add_(scales, rule.eps)
     for scale in scales:
         tiny = torch.finfo(scale.dtype).tiny
         if rule.eps < tiny:
             scale.masked_fill_(scale == 0, torch.inf).clamp_min_(tiny)  # 0/0: no gradient gives no step
     torch._foreach_reciprocal_(scales)
-    torch._foreach_mul_(scales, [rule.lr / first for first, _ in corrections])
+    torch._foreach_mul_(scales, lrs)
     torch._foreach_clamp_max_(scales, [torch.finfo(scale.dtype).max for scale in scales])
-    return scales
+    return tuple(scales)

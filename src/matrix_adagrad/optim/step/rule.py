@@ -61,7 +61,8 @@ def _one_minus_power(beta: float, t: float | Tensor) -> float | Tensor:
 
 def widen(x: Tensor, like: Tensor) -> Tensor:
     """``x`` in the dtype of the arithmetic for the parameter ``like``: itself if it has it already."""
-    return x.to(wide_dtype(like.dtype))
+    dtype = wide_dtype(like.dtype)
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def store(param: Tensor, x: Tensor, *, stochastic_rounding: bool) -> None:
