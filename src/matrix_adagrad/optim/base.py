@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from matrix_adagrad.geometry import Geometry, as_geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign, refuse_unknown
-from matrix_adagrad.optim.step import Rule, foreach, reference, sparse
+from matrix_adagrad.optim.step import Batch, Rule, foreach, reference, sparse
 
 __all__ = ["MatrixOptimizer"]
 
@@ -158,20 +158,16 @@ class MatrixOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            work: list[tuple[Any, ...]] = []
+            work = []
             for group in self.param_groups:  # all of them first: what cannot be stepped is refused before any moves
                 for is_sparse in (False, True):
-                    params: list[Tensor] = []
-                    grads: list[Tensor] = []
-                    averages: list[Tensor] = []
-                    statistics: list[Tensor] = []
-                    steps: list[Tensor] = []
-                    self._init_group(group, is_sparse, params, grads, averages, statistics, steps)
-                    if params:
-                        run = sparse if is_sparse else foreach if _runs_foreach(params, group) else reference
-                        work.append((run, params, grads, averages, statistics, steps, self._rule(group)))
-            for run, *arguments in work:
-                run(*arguments)
+                    batch = Batch([], [], [], [], [])
+                    self._init_group(group, is_sparse, *batch)
+                    if batch.params:
+                        run = sparse if is_sparse else foreach if _runs_foreach(batch.params, group) else reference
+                        work.append((run, batch, self._rule(group)))
+            for run, batch, rule in work:
+                run(batch, rule)
         return loss
 
     # torch.compile knows this method by name: it runs it as it is and traces what follows.

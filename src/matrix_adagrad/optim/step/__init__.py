@@ -2,7 +2,7 @@
 
 from matrix_adagrad.optim.step.foreach import foreach
 from matrix_adagrad.optim.step.reference import reference
-from matrix_adagrad.optim.step.rule import Rule
+from matrix_adagrad.optim.step.rule import Batch, Rule
 from matrix_adagrad.optim.step.sparse import sparse
 
-__all__ = ["Rule", "foreach", "reference", "sparse"]
+__all__ = ["Batch", "Rule", "foreach", "reference", "sparse"]

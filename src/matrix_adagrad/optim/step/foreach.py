@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Rule, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
 
 # On a CPU, torch's norm adds up float32 in a fixed number of running sums: good for this many terms, and the fastest.
 _SHORT = 1 << 14
@@ -21,43 +21,34 @@ _SHORT = 1 << 14
 _PIECE = 1 << 18
 
 
-def foreach(
-    params: list[Tensor],
-    grads: list[Tensor],
-    averages: list[Tensor],
-    statistics: list[Tensor],
-    steps: list[Tensor],
-    rule: Rule,
-) -> None:
+def foreach(batch: Batch, rule: Rule) -> None:
     """One step for every parameter: what `reference` does, up to rounding."""
-    torch._foreach_add_(steps, 1)
-    squares = [_read(i, params, grads, averages, rule) for i in range(len(params))]
+    torch._foreach_add_(batch.steps, 1)
+    squares = [_read(i, batch, rule) for i in range(len(batch.params))]
     if rule.reduction == "mean":
-        torch._foreach_div_(squares, [float(rule.members(param)) for param in params])
+        torch._foreach_div_(squares, [float(rule.members(param)) for param in batch.params])
     if rule.betas is None:
-        torch._foreach_add_(statistics, squares)
+        torch._foreach_add_(batch.statistics, squares)
     else:
-        torch._foreach_mul_(statistics, rule.betas[1])
-        torch._foreach_add_(statistics, squares, alpha=1 - rule.betas[1])
+        torch._foreach_mul_(batch.statistics, rule.betas[1])
+        torch._foreach_add_(batch.statistics, squares, alpha=1 - rule.betas[1])
     del squares
-    for i, scale in enumerate(_scales(statistics, steps, rule)):
-        _write(i, scale, params, grads, averages, rule)
+    for i, scale in enumerate(_scales(batch.statistics, batch.steps, rule)):
+        _write(i, scale, batch, rule)
 
 
-def _read(i: int, params: list[Tensor], grads: list[Tensor], averages: list[Tensor], rule: Rule) -> Tensor:
+def _read(i: int, batch: Batch, rule: Rule) -> Tensor:
     """The first pass: the sum of squares over each block of G_t, which also joins its running average."""
-    g = _gradient(params[i], grads[i], rule)
+    g = _gradient(batch.params[i], batch.grads[i], rule)
     if rule.betas is not None:
-        averages[i].lerp_(g, 1 - rule.betas[0])
+        batch.averages[i].lerp_(g, 1 - rule.betas[0])
     return _square(g, rule)
 
 
-def _write(
-    i: int, scale: Tensor, params: list[Tensor], grads: list[Tensor], averages: list[Tensor], rule: Rule
-) -> None:
+def _write(i: int, scale: Tensor, batch: Batch, rule: Rule) -> None:
     """The second pass: the parameter moves."""
-    param = params[i]
-    direction = _gradient(param, grads[i], rule) if rule.betas is None else averages[i]
+    param = batch.params[i]
+    direction = _gradient(param, batch.grads[i], rule) if rule.betas is None else batch.averages[i]
     x = widen(param, param)
     if rule.weight_decay != 0 and rule.decoupled_weight_decay:
         x.mul_(1 - rule.lr * rule.weight_decay)

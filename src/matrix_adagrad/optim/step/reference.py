@@ -5,20 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Rule, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
 
 
-def reference(
-    params: list[Tensor],
-    grads: list[Tensor],
-    averages: list[Tensor],
-    statistics: list[Tensor],
-    steps: list[Tensor],
-    rule: Rule,
-) -> None:
-    """One step for every parameter. ``averages`` (of gradients) is empty unless the rule has betas."""
+def reference(batch: Batch, rule: Rule) -> None:
+    """One step for every parameter."""
     view = rule.geometry.view
-    for i, (param, grad, statistic, step) in enumerate(zip(params, grads, statistics, steps, strict=True)):
+    for i, (param, grad) in enumerate(zip(batch.params, batch.grads, strict=True)):
+        statistic, step = batch.statistics[i], batch.steps[i]
         step += 1
         x, g = _read(param, param), _read(grad, param)
         if rule.maximize:
@@ -35,7 +29,7 @@ def reference(
         else:
             beta1, beta2 = rule.betas
             statistic.mul_(beta2).add_(square, alpha=1 - beta2)
-            direction = _read(averages[i].lerp_(g, 1 - beta1), param)
+            direction = _read(batch.averages[i].lerp_(g, 1 - beta1), param)
 
         correction1, correction2 = rule.corrections(step)
         s = root(statistic / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ

@@ -11,6 +11,19 @@ from torch import Tensor
 from matrix_adagrad.geometry import Geometry, wide_dtype
 
 
+class Batch(NamedTuple):
+    """Parameters that take a step together, their gradients and their state.
+
+    ``averages`` (of gradients) is empty unless the rule has betas.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    averages: list[Tensor]
+    statistics: list[Tensor]
+    steps: list[Tensor]
+
+
 class Rule(NamedTuple):
     r"""One update, for all parameters of a group.
 

@@ -11,20 +11,14 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.optim.step.reference import quotient, root
-from matrix_adagrad.optim.step.rule import Rule, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
 
 
-def sparse(
-    params: list[Tensor],
-    grads: list[Tensor],
-    averages: list[Tensor],
-    statistics: list[Tensor],
-    steps: list[Tensor],
-    rule: Rule,
-) -> None:
+def sparse(batch: Batch, rule: Rule) -> None:
     """One step for every parameter, whose gradients are sparse in their first dimension."""
-    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        steps[i] += 1
+    for i, (param, grad) in enumerate(zip(batch.params, batch.grads, strict=True)):
+        step = batch.steps[i]
+        step += 1
         index, g = _rows(param, grad)
         if index.numel() == 0:
             continue
@@ -37,11 +31,11 @@ def sparse(
             g = g + rule.weight_decay * x
         direction = g
         if rule.betas is not None:
-            direction = averages[i].index_select(0, index).lerp_(g, 1 - rule.betas[0])
-            averages[i].index_copy_(0, index, direction)
+            direction = batch.averages[i].index_select(0, index).lerp_(g, 1 - rule.betas[0])
+            batch.averages[i].index_copy_(0, index, direction)
 
-        correction1, correction2 = rule.corrections(steps[i])
-        view, variance = _accumulate(param, index, g, statistics[i], rule)
+        correction1, correction2 = rule.corrections(step)
+        view, variance = _accumulate(param, index, g, batch.statistics[i], rule)
         scale = quotient(rule.lr / correction1, root(variance / correction2) + rule.eps)
         x = (x.view(view) - scale * direction.view(view)).view(g.shape)
         rows = torch.empty_like(x, dtype=param.dtype)
