@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads (default: torch's)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.sparse.check_sparse_tensor_invariants.disable()  # said aloud, or torch's Adagrad warns
     print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds, float32\n")
     for title, shapes in MODELS.items():
         params = [Parameter(torch.randn(shape)) for shape in shapes]

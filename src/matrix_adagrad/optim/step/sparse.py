@@ -22,11 +22,11 @@ def sparse(batch: Batch, rule: Rule) -> None:
         index, g = _rows(param, grad)
         if index.numel() == 0:
             continue
-        x = widen(param.index_select(0, index), param)
+        x = widen(param.index_select(0, index), param)  # a copy, which may be written to
         if rule.maximize:
             g = -g
         if rule.weight_decay != 0 and rule.decoupled_weight_decay:
-            x = x * (1 - rule.lr * rule.weight_decay)
+            x.mul_(1 - rule.lr * rule.weight_decay)
         elif rule.weight_decay != 0:
             g = g + rule.weight_decay * x
         direction = g
@@ -37,10 +37,12 @@ def sparse(batch: Batch, rule: Rule) -> None:
         correction1, correction2 = rule.corrections(step)
         view, variance = _accumulate(param, index, g, batch.statistics[i], rule)
         scale = quotient(rule.lr / correction1, root(variance / correction2) + rule.eps)
-        x = (x.view(view) - scale * direction.view(view)).view(g.shape)
-        rows = torch.empty_like(x, dtype=param.dtype)
-        store(rows, x, stochastic_rounding=rule.stochastic_rounding)
-        param.index_copy_(0, index, rows)
+        x.view(view).addcmul_(direction.view(view), scale, value=-1)
+        if x.dtype != param.dtype:
+            rows = torch.empty_like(x, dtype=param.dtype)
+            store(rows, x, stochastic_rounding=rule.stochastic_rounding)
+            x = rows
+        param.index_copy_(0, index, x)
 
 
 def _rows(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +67,7 @@ def _accumulate(
         view, where = (len(index), *cut[1:]), index
         if rows_a_group > 1:
             view, where = (len(index), 1, *cut[2:]), index // rows_a_group
-    squares = g.view(view).abs().square()
+    squares = g.view(view).abs().square_()
     squares = (squares.sum(dims, keepdim=True) if dims else squares) / rule.members(param)
     if rule.betas is not None:
         beta2 = rule.betas[1]
