@@ -94,6 +94,13 @@ class Geometry(ABC):
         cut = self.cut(shape)
         return math.prod([cut[d] for d in self.dims(shape)])  # a list: torch.compile does not take a generator here
 
+    def check_fits(self, name: str, shape: Shape) -> None:
+        """Raise an error that names the tensor if one of this shape cannot be cut into blocks."""
+        try:
+            self.statistic_shape(shape)
+        except ValueError as error:
+            raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from None
+
     def view(self, x: Tensor) -> Tensor:
         """``x`` itself, seen in the shape `cut`; never a copy."""
         cut = self.cut(x.shape)

@@ -86,10 +86,7 @@ class MatrixOptimizer(Optimizer):
             raise TypeError(f"{name} is sharded (a DTensor), and this version takes whole parameters only")
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
-        try:
-            group["geometry"].statistic_shape(param.shape)
-        except ValueError as error:
-            raise ValueError(f"{name}, of shape {tuple(param.shape)}, does not fit its geometry: {error}") from None
+        group["geometry"].check_fits(name, param.shape)
 
     def _named(self, group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """The parameters of a group, each with the words that an error message uses for it."""

@@ -118,10 +118,7 @@ def _choose(model: nn.Module, rules: Rules) -> tuple[list[_Choice], list[str]]:
                 reason += ", by entry: a vector has no rows"
         else:
             geometry = _RULE_SETS[value][kind]
-        try:
-            geometry.statistic_shape(param.shape)
-        except ValueError as error:
-            raise ValueError(f"{name}, of shape {tuple(param.shape)}, does not fit its geometry: {error}") from None
+        geometry.check_fits(name, param.shape)
         choices.append(_Choice(name, param, kind, geometry, reason if param.requires_grad else f"{reason} (frozen)"))
     if unmatched and choices:
         names = [choice.name for choice in choices[:5]] + ["…"] * (len(choices) > 5)
