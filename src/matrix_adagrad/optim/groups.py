@@ -16,7 +16,7 @@ __all__ = ["geometry_groups"]
 
 _Key = str | type[nn.Module]
 _Value = Geometry | str
-Rules = str | Mapping[str, _Value] | Mapping[type[nn.Module], _Value] | Mapping[_Key, _Value]  # keys are invariant
+Rules = str | Mapping[Any, _Value]  # keys are _Key: Any, because a Mapping is invariant in them
 
 # What a parameter is, and what the two built-in sets of rules make of it.
 TABLE, HEAD, MATRIX, VECTOR = "table", "head", "matrix", "vector"
