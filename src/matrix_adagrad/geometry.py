@@ -37,6 +37,12 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return _WIDE.get(dtype, dtype)
 
 
+def sum_squares(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The sum of squared magnitudes over ``dims``, which stay as dimensions of size 1."""
+    squares = x.abs().square() if x.is_complex() else x.square()
+    return squares.sum(dims, keepdim=True) if dims else squares  # torch takes no dims for all of them
+
+
 @dataclass(frozen=True)
 class Geometry(ABC):
     """A partition of a tensor's entries into blocks that share one scale.
@@ -114,9 +120,7 @@ class Geometry(ABC):
         tensor([[25.],
                 [ 4.]])
         """
-        squares = self.view(x).to(wide_dtype(x.dtype)).abs().square()
-        dims = self.dims(x.shape)
-        return squares.sum(dims, keepdim=True) if dims else squares
+        return sum_squares(self.view(x).to(wide_dtype(x.dtype)), self.dims(x.shape))
 
     def norm(self, x: Tensor) -> Tensor:
         r"""The mixed norm :math:`\max_b \|X_b\|_2`: for rows, the paper's :math:`\|X\|_{:2,\infty}`.

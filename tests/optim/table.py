@@ -31,11 +31,14 @@ class Entrant:
 
     cls: type[torch.optim.Optimizer]
     options: dict[str, Any]
-    statistic: str
     extra: tuple[dict[str, Any], ...]  # settings of its own options, each worth a test
 
     def __call__(self, params: Any, **options: Any) -> torch.optim.Optimizer:
         return self.cls(params, **{**self.options, **options})
+
+    @property
+    def statistic(self) -> str:
+        return self.cls.STATISTIC
 
     @property
     def geometry(self) -> Geometry:
@@ -49,12 +52,12 @@ _ADAGRAD = ({"initial_accumulator_value": 0.1}, {"eps": 1e-3})
 _MOMENTUM = ({"betas": (0.8, 0.9)}, {"bias_correction": False}, {"betas": (0.0, 0.5)})
 
 TABLE: tuple[Entrant, ...] = (
-    Entrant(RowAdaGrad, {}, "sum", _ADAGRAD),
-    Entrant(ColumnAdaGrad, {}, "sum", _ADAGRAD),
-    *(Entrant(MatrixAdaGrad, {"geometry": geometry}, "sum", _ADAGRAD) for geometry in GEOMETRIES),
-    Entrant(RowMomentum, {}, "exp_avg_sq", _MOMENTUM),
-    Entrant(ColumnMomentum, {}, "exp_avg_sq", _MOMENTUM),
-    *(Entrant(MatrixMomentum, {"geometry": geometry}, "exp_avg_sq", _MOMENTUM) for geometry in GEOMETRIES),
+    Entrant(RowAdaGrad, {}, _ADAGRAD),
+    Entrant(ColumnAdaGrad, {}, _ADAGRAD),
+    *(Entrant(MatrixAdaGrad, {"geometry": geometry}, _ADAGRAD) for geometry in GEOMETRIES),
+    Entrant(RowMomentum, {}, _MOMENTUM),
+    Entrant(ColumnMomentum, {}, _MOMENTUM),
+    *(Entrant(MatrixMomentum, {"geometry": geometry}, _MOMENTUM) for geometry in GEOMETRIES),
 )
 CLASSES: tuple[Entrant, ...] = tuple(entrant for entrant in TABLE if entrant.options.get("geometry", Row()) == Row())
 

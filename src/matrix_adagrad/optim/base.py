@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
@@ -88,16 +89,15 @@ class MatrixOptimizer(Optimizer):
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         group["geometry"].check_fits(name, param.shape)
 
+    def _name(self, group: dict[str, Any], i: int) -> str:
+        """The words that an error message uses for a parameter."""
+        if group.get("param_names"):
+            return f"parameter {group['param_names'][i]!r}"
+        before = itertools.takewhile(lambda other: other is not group, self.param_groups)
+        return f"parameter {sum(len(other['params']) for other in before) + i}"
+
     def _named(self, group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """The parameters of a group, each with the words that an error message uses for it."""
-        names = group.get("param_names")
-        first = 0
-        for other in self.param_groups:
-            if other is group:
-                break
-            first += len(other["params"])
-        for i, param in enumerate(group["params"]):
-            yield f"parameter {names[i]!r}" if names else f"parameter {first + i}", param
+        return ((self._name(group, i), param) for i, param in enumerate(group["params"]))
 
     # ----------------------------------------------------------------------------------------------------------- state
 
@@ -184,8 +184,10 @@ class MatrixOptimizer(Optimizer):
         for i, param in enumerate(group["params"]):
             if param.grad is None or param.grad.is_sparse != is_sparse:
                 continue
-            if param not in self.state or is_sparse:
-                self._check_step(list(self._named(group))[i][0], param, group)
+            if param not in self.state:
+                self._check_fits(self._name(group, i), param, group)  # a lazy parameter had no shape before
+            if is_sparse:
+                self._check_sparse(self._name(group, i), param, param.grad)
             state = self._state_of(param, group)
             params.append(param)
             grads.append(param.grad)
@@ -194,13 +196,12 @@ class MatrixOptimizer(Optimizer):
             if self.AVERAGE is not None:
                 averages.append(state[self.AVERAGE])
 
-    def _check_step(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
-        self._check_fits(name, param, group)  # a lazy parameter had no shape before
-        grad = param.grad
-        if grad is not None and grad.is_sparse and (grad.sparse_dim() != 1 or group["differentiable"]):
-            reason = "differentiable=True" if group["differentiable"] else f"{grad.sparse_dim()} sparse dimensions"
+    def _check_sparse(self, name: str, param: Tensor, grad: Tensor) -> None:
+        differentiable = self.defaults["differentiable"]
+        if grad.sparse_dim() != 1 or differentiable:
+            reason = "differentiable=True" if differentiable else f"{grad.sparse_dim()} sparse dimensions"
             raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
-        if grad is not None and grad.is_sparse and grad.device.type == "cpu" and grad._nnz():
+        if grad.device.type == "cpu" and grad._nnz():
             low, high = grad._indices().aminmax()
             if low < 0 or high >= len(param):
                 raise IndexError(f"{name} has {len(param)} rows, and its sparse gradient has rows {low} to {high}")
@@ -261,8 +262,9 @@ class MatrixOptimizer(Optimizer):
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
                 self._check_loadable(name, param, group, saved, state.get(index))
                 if index in state:
-                    received = {key: self._received(key, value, param, group) for key, value in state[index].items()}
-                    state[index] = {key: _AsItIs(value) for key, value in received.items()}
+                    state[index] = {
+                        key: _AsItIs(self._received(key, value, param, group)) for key, value in state[index].items()
+                    }
         return {**state_dict, "state": state, "param_groups": param_groups}
 
     def _check_loadable(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matrix_adagrad.geometry import sum_squares
 from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
 
 # On a CPU, torch's norm adds up float32 in a fixed number of running sums: good for this many terms, and the fastest.
@@ -85,7 +86,7 @@ def _square(g: Tensor, rule: Rule) -> Tensor:
 def _add_squares(x: Tensor, dims: tuple[int, ...], total: Tensor) -> None:
     """Add the squares of ``x``, summed over ``dims``, to ``total``: piece by piece along the first dimension."""
     if x.numel() <= _PIECE:
-        total.add_(x.abs().square_().sum(dims, keepdim=True) if dims else x.abs().square_())
+        total.add_(sum_squares(x, dims))
         return
     together = _PIECE // (x.numel() // x.shape[0])
     for i in range(0, x.shape[0], max(1, together)):

@@ -50,7 +50,7 @@ def root(v: Tensor) -> Tensor:
 
 
 def quotient(lr: float | Tensor, s: Tensor) -> Tensor:
-    """Lr / s in the dtype of s, and 0 for 0/0; never infinite, so that no gradient gives no step."""
+    """The scale lr / s in the dtype of s, and 0 for 0/0; never infinite, so that no gradient gives no step."""
     zero = s == 0
     scale = (lr / torch.where(zero, 1, s)).to(s.dtype)
     return torch.where(zero, 0, scale.clamp(max=torch.finfo(s.dtype).max))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matrix_adagrad.geometry import sum_squares
 from matrix_adagrad.optim.step.reference import quotient, root
 from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
 
@@ -67,8 +68,7 @@ def _accumulate(
         view, where = (len(index), *cut[1:]), index
         if rows_a_group > 1:
             view, where = (len(index), 1, *cut[2:]), index // rows_a_group
-    squares = g.view(view).abs().square_()
-    squares = (squares.sum(dims, keepdim=True) if dims else squares) / rule.members(param)
+    squares = sum_squares(g.view(view), dims) / rule.members(param)
     if rule.betas is not None:
         beta2 = rule.betas[1]
         squares = squares * (1 - beta2)
