@@ -50,7 +50,7 @@ build: .venv/ready-release ## the wheel and the sdist, in dist/
 clean: ## remove everything that was made here
 	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
 	@echo "setup: .venv with matrix-adagrad"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . numpy # without which torch complains

@@ -25,6 +25,10 @@ from matrix_adagrad.geometry import Column, Entry, Geometry, Row, Whole
 GEOMETRIES: tuple[Geometry, ...] = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2))
 
 
+# The ways to run a step, as a user asks for them.
+WAYS: dict[str, dict[str, bool]] = {"reference": {"foreach": False}, "foreach": {"foreach": True}, "native": {}}
+
+
 @dataclass(frozen=True)
 class Entrant:
     """An optimizer class as users would make it, with the options that only its kind has."""
@@ -99,7 +103,7 @@ def _error_inputs(entrant: Entrant) -> Any:
         ({"eps": float("nan")}, ValueError, "eps must be"),
         ({"weight_decay": -1}, ValueError, "weight_decay must be"),
         ({"reduction": "max"}, ValueError, "reduction must be 'sum' or 'mean', got 'max'"),
-        ({"fused": True}, ValueError, "fused=True is refused"),
+        ({"fused": True, "foreach": True}, ValueError, "choose one"),
     ]
     if entrant.statistic == "exp_avg_sq":
         wrong.append(({"betas": (1.0, 0.9)}, ValueError, "betas must be"))
@@ -123,7 +127,8 @@ OPTIMIZER_INFOS: tuple[OptimizerInfo, ...] = tuple(
         entrant.cls,
         optim_inputs_func=_inputs(entrant),
         optim_error_inputs_func=_error_inputs(entrant),
-        supported_impls=("foreach", "differentiable"),
+        supported_impls=("foreach", "fused", "differentiable"),
+        supports_fused_on=("cpu",),
         has_capturable_arg=True,
         # torch takes a complex number as two reals with a scale each; here it is one entry, with one scale.
         supports_complex=False,

@@ -296,19 +296,20 @@ class Tagged(torch.Tensor):
 @pytest.mark.parametrize(
     ("options", "tensor", "expected"),
     [
-        ({}, torch.ones(2, 2), "foreach"),
+        ({}, torch.ones(2, 2), "run"),
+        ({"fused": True}, torch.ones(2, 2), "run"),
+        ({"fused": False}, torch.ones(2, 2), "foreach"),
         ({"foreach": False}, torch.ones(2, 2), "reference"),
         ({"foreach": True}, torch.ones(2, 2), "foreach"),
         ({"differentiable": True}, torch.ones(2, 2), "reference"),
+        ({}, torch.ones(2, 2, dtype=torch.complex64), "foreach"),
         ({}, torch.ones(2, 2).as_subclass(Tagged), "reference"),
     ],
 )
-def test_the_users_choice_of_the_way_is_obeyed_and_the_default_is_foreach_where_it_works(
-    options, tensor, expected, monkeypatch
-):
+def test_the_users_choice_of_the_way_is_obeyed_and_the_default_is_the_fastest(options, tensor, expected, monkeypatch):
     ran = []
-    for way in ("foreach", "reference"):
-        monkeypatch.setattr(f"matrix_adagrad.optim.base.{way}", lambda *_, way=way: ran.append(way))
+    for way in ("run", "foreach", "reference"):
+        monkeypatch.setattr(f"matrix_adagrad.optim.step.way.{way}", lambda *_, way=way: ran.append(way))
     tensor.grad = torch.ones_like(tensor)
     RowAdaGrad([tensor], **options).step()
     assert ran == [expected]

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from torch.optim.lr_scheduler import ExponentialLR
 
 from matrix_adagrad import MatrixMomentum, RowAdaGrad, RowMomentum
-from tests.optim.table import CLASSES, GEOMETRIES, TABLE, settings
+from tests.optim.table import CLASSES, GEOMETRIES, TABLE, WAYS, settings
 from tests.optim.training import assert_same, make_grads, make_params, train
 
 every_class = pytest.mark.parametrize("entrant", CLASSES, ids=str)
@@ -17,12 +17,12 @@ every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)
 
 
 @every_entrant
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_a_tensor_learning_rate_is_the_number_it_holds(entrant, foreach, shape):
+def test_a_tensor_learning_rate_is_the_number_it_holds(entrant, way, shape):
     lr = torch.full(shape, 0.1, dtype=torch.float64)
-    by_tensor, _ = train(lambda p: entrant(p, lr=lr, foreach=foreach))
-    by_number, _ = train(lambda p: entrant(p, lr=0.1, foreach=foreach))
+    by_tensor, _ = train(lambda p: entrant(p, lr=lr, **way))
+    by_number, _ = train(lambda p: entrant(p, lr=0.1, **way))
     assert_same(by_tensor, by_number, rtol=1e-13, atol=1e-15)
     assert [tuple(p.shape) for p in by_tensor] == [tuple(p.shape) for p in make_params()]
 
@@ -45,9 +45,9 @@ def test_a_capturable_step_reads_no_value_back(entrant, foreach):
 
 @every_entrant
 def test_a_capturable_step_equals_a_plain_one(entrant):
-    for foreach in (False, True):
-        captured, _ = train(lambda p, foreach=foreach: entrant(p, capturable=True, foreach=foreach))
-        plain, _ = train(lambda p, foreach=foreach: entrant(p, foreach=foreach))
+    for way in WAYS.values():
+        captured, _ = train(lambda p, way=way: entrant(p, capturable=True, **way))
+        plain, _ = train(lambda p, way=way: entrant(p, **way))
         assert_same(captured, plain, rtol=1e-6, atol=1e-9)  # the count of steps is a float32
 
 

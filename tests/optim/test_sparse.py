@@ -14,6 +14,16 @@ from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole
 from tests.optim.table import TABLE
 from tests.optim.training import assert_bitwise, assert_same, make_params, train
 
+
+@pytest.fixture(autouse=True, scope="module", params=["native", "torch"])
+def way(request):
+    """Every test runs with the native kernels, where they cover the case, and with torch's operators."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr("matrix_adagrad.optim.step.way._may_be_fused", lambda _: False)
+        yield
+
+
 ROWS, WIDTH = 12, 4
 GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=3), Blocks(columns=2), Blocks(rows=3, columns=2))
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)

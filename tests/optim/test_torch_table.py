@@ -31,7 +31,7 @@ def inputs(info, skip=()):
     return [
         OptimizerInput(params=None, kwargs={**one.kwargs, **way}, desc=one.desc)
         for one in given
-        for way in ([{}] if one.kwargs.get("differentiable") else [{"foreach": False}, {"foreach": True}])
+        for way in ([{}] if {"differentiable", "fused"} & set(one.kwargs) else [{"foreach": False}, {"foreach": True}])
     ]
 
 

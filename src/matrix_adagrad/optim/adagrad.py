@@ -44,7 +44,8 @@ class MatrixAdaGrad(MatrixOptimizer):
         maximize: climb instead of descending.
         foreach: run the step over lists of tensors; ``None`` does so where it can. The step has the same cost in full
             passes over memory, and fewer small operations.
-        fused: reserved; only ``None`` or ``False``.
+        fused: run the step in native kernels, one call for all tensors of a group; ``None`` does so where they cover
+            them: on a CPU, outside of ``torch.compile``.
         capturable: keep ``state["step"]`` on the parameter's device and never read a value back from it.
         differentiable: let autograd record the step.
 

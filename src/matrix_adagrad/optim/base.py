@@ -11,12 +11,12 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from matrix_adagrad.geometry import Geometry, as_geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign, refuse_unknown
-from matrix_adagrad.optim.step import Batch, Rule, foreach, reference, sparse
+from matrix_adagrad.optim.step import Batch, Rule, ways_to_run
 
 __all__ = ["MatrixOptimizer"]
 
@@ -118,12 +118,9 @@ class MatrixOptimizer(Optimizer):
             state[STEP] = self._count(0, param, group)
             if self.AVERAGE is not None:
                 state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-            state[self.STATISTIC] = torch.full(
-                group["geometry"].statistic_shape(param.shape),
-                self._start(group),
-                dtype=dtype.to_real(),
-                device=param.device,
-            )
+            state[self.STATISTIC] = _empty_like(
+                param, group["geometry"].statistic_shape(param.shape), dtype.to_real()
+            ).fill_(self._start(group))
         return state
 
     def _start(self, group: dict[str, Any]) -> float:  # noqa: ARG002
@@ -155,16 +152,15 @@ class MatrixOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            work = []
+            work: list[Callable[[], None]] = []
             for group in self.param_groups:  # all of them first: what cannot be stepped is refused before any moves
                 for is_sparse in (False, True):
                     batch = Batch([], [], [], [], [])
                     self._init_group(group, is_sparse, *batch)
                     if batch.params:
-                        run = sparse if is_sparse else foreach if _runs_foreach(batch.params, group) else reference
-                        work.append((run, batch, self._rule(group)))
-            for run, batch, rule in work:
-                run(batch, rule)
+                        work.extend(ways_to_run(batch, self._rule(group), group))
+            for run in work:
+                run()
         return loss
 
     # torch.compile knows this method by name: it runs it as it is and traces what follows.
@@ -330,8 +326,9 @@ def _name_geometries(_: Optimizer, state_dict: StateDict) -> None:
         group["geometry"] = str(group["geometry"])
 
 
-def _runs_foreach(params: list[Tensor], group: dict[str, Any]) -> bool:
-    """The user's own choice, else foreach wherever its operators work: on plain tensors, without autograd."""
-    if group["foreach"] is not None:
-        return bool(group["foreach"])
-    return not group["differentiable"] and all(type(param) in (Tensor, Parameter) for param in params)
+def _empty_like(param: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor whose dimensions lie in memory in the order of the parameter's, so that both are walked together."""
+    if len(shape) != param.dim():
+        return torch.empty(shape, dtype=dtype, device=param.device)
+    order = sorted(range(len(shape)), key=lambda d: param.stride(d), reverse=True)
+    return torch.empty_permuted(shape, order, dtype=dtype, device=param.device)

@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 from torch import Tensor
 
+from matrix_adagrad import native
+
 __all__ = [
     "AdaGradOptions",
     "MomentumOptions",
@@ -109,11 +111,13 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} must be {allowed.words}, got {value!r}")
         if not allowed.is_value(value):
             raise ValueError(f"{name} must be {allowed.words}, got {value!r}")
-    if options["fused"]:
-        raise ValueError("fused=True is refused: this version has no native kernels; leave fused=None")
+    if options["fused"] and native.missing():
+        raise RuntimeError(f"fused=True needs the native kernels: {native.missing()}; or leave fused=None")
+    if options["fused"] and options["foreach"]:
+        raise ValueError("fused=True and foreach=True are two ways to run a step: choose one")
     if options["domain"] is not None:
         raise ValueError(f"domain={options['domain']!r} is refused: this version has no domains; leave domain=None")
-    for other in ("foreach", "stochastic_rounding"):
+    for other in ("foreach", "fused", "stochastic_rounding"):
         if options["differentiable"] and options[other]:
             raise ValueError(f"{other}=True cannot be differentiated through: leave it out, or differentiable=False")
 

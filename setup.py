@@ -1,0 +1,22 @@
+"""Builds the native kernels; everything else is in pyproject.toml. Without a C compiler the package installs too."""
+
+from setuptools import Extension, setup
+
+NATIVE = "src/matrix_adagrad/native"
+
+setup(
+    ext_modules=[
+        Extension(
+            "matrix_adagrad.native._kernels",
+            sources=[f"{NATIVE}/{name}.c" for name in ("dense", "sparse", "tiles", "tiles_avx2")],
+            depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "tiles")],
+            # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
+            extra_compile_args=[
+                *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
+                *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+            ],
+            extra_link_args=["-fopenmp", "-lm"],
+            optional=True,
+        )
+    ]
+)

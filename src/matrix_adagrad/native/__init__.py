@@ -1,0 +1,54 @@
+"""The C kernels and their loader. They are optional: without a C compiler at installation there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import logging
+from pathlib import Path
+
+__all__ = ["LIBRARY", "TENSOR_FIELDS", "load", "missing"]
+
+# The fields of the two structs in kernels.h, of 8 bytes each.
+TENSOR_FIELDS = 20
+RULE = "5d5qQ"
+
+# Where the installation leaves the library; the suffix is that of Python's own extensions.
+LIBRARY = next(
+    (
+        path
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES
+        if (path := Path(__file__).with_name(f"_kernels{suffix}")).exists()
+    ),
+    None,
+)
+
+_logger = logging.getLogger("matrix_adagrad")
+
+
+@functools.cache
+def missing() -> str:
+    """Why there are no native kernels, in words; empty if there are. The first to ask is told by a warning too."""
+    reason = ""
+    if LIBRARY is None:
+        reason = "they were not built: reinstall with a C compiler that knows OpenMP"
+    else:
+        try:
+            load()
+        except (OSError, AttributeError) as error:
+            reason = f"{LIBRARY.name} cannot be loaded ({error})"
+    if reason:
+        _logger.warning("matrix-adagrad runs without its native kernels, on torch's operators: %s", reason)
+    return reason
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library; torch must be imported before, so that both share its threads."""
+    library = ctypes.CDLL(str(LIBRARY))
+    for name in ("matrix_adagrad_step", "matrix_adagrad_sparse_step"):
+        function = getattr(library, name)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]
+        function.restype = ctypes.c_int64
+    return library

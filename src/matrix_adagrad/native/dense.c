@@ -1,0 +1,366 @@
+/* The step of `step/reference.py` for a list of tensors with dense gradients. */
+
+#include "kernels.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern const arithmetic *const ARITHMETIC_ANYWHERE[DTYPES], *const ARITHMETIC_AVX2[DTYPES];
+
+const arithmetic *arithmetic_of(int64_t dtype)
+{
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"))
+        return ARITHMETIC_AVX2[dtype];
+#endif
+    return ARITHMETIC_ANYWHERE[dtype];
+}
+
+settings settle(const tensor *t, const rule *r, int64_t number)
+{
+    double step;
+    if (t->step_is_f64) step = *(double *)t->step += 1;
+    else step = *(float *)t->step += 1;
+    int64_t blocks = t->kind == PER_OUTER ? t->outer : t->kind == PER_INNER ? t->inner : 1;
+    double members = !r->mean || t->kind == PER_ENTRY || blocks == 0 ? 1 : most(1, t->outer * t->inner / blocks);
+    int corrected = r->momentum && r->bias_correction;
+    settings s = {
+        .lr = corrected && r->beta1 > 0 ? r->lr / -expm1(step * log(r->beta1)) : r->lr,
+        .variance = corrected && r->beta2 > 0 ? 1 / -expm1(step * log(r->beta2)) : 1,
+        .eps = r->eps,
+        .keep = r->momentum ? r->beta2 : 1,
+        .fresh = (r->momentum ? 1 - r->beta2 : 1) / members,
+        .join = 1 - r->beta1,
+        .sign = r->maximize ? -1 : 1,
+        .l2 = r->decoupled ? 0 : r->weight_decay,
+        .shrink = r->decoupled ? 1 - r->lr * r->weight_decay : 1,
+        .momentum = r->momentum,
+        .seed = t->dtype == BF16 && r->seed ? (r->seed + (uint64_t)number * 0x9e3779b97f4a7c15u) | 1 : 0,
+    };
+    return s;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- tiles */
+
+typedef struct {
+    const tensor *t;
+    const settings *s;
+    const arithmetic *stored, *f; /* of the entries as they are in memory, and of those in a tile */
+    int staged;                   /* tiles are copies, for entries are not neighbours, or not yet what the rule asks for */
+    int64_t rows, columns;        /* of a tile, at most */
+} work;
+
+typedef struct {
+    double x[TILE], g[TILE], average[TILE], v[TILE];
+} buffers;
+
+enum { READ = 1, MOVE = 2 }; /* what is done to a tile */
+
+static work plan(const tensor *t, const settings *s)
+{
+    int neighbours = t->x.inner == 1 && t->g.inner == 1 && (!s->momentum || t->average.inner == 1) &&
+                     (t->kind != PER_ENTRY || t->statistic.inner == 1);
+    const arithmetic *stored = arithmetic_of(t->dtype), *real = arithmetic_of(t->dtype == F64 ? F64 : F32);
+    int staged = !neighbours || s->l2 != 0 || s->seed != 0 || (t->kind == PER_ENTRY && stored != real);
+    int by_column = t->kind == PER_INNER && !staged;
+    int64_t columns = most(1, least(t->inner, staged ? TILE : by_column ? STRIPE : 2 * TILE));
+    int64_t rows = by_column ? ROWS : least(ROWS, most(1, TILE / columns));
+    return (work){t, s, stored, staged ? real : stored, staged, rows, columns};
+}
+
+static void load(const arithmetic *f, const array *a, int64_t i, int64_t j, const tile *t, void *to)
+{
+    f->load(at(a->data, i * a->outer + j * a->inner, f->size), a->outer, a->inner, NULL, t->rows, t->columns, to);
+}
+
+static void store(const arithmetic *f, const void *from, const array *a, int64_t i, int64_t j, const tile *t,
+                  uint64_t seed)
+{
+    f->store(from, at(a->data, i * a->outer + j * a->inner, f->size), a->outer, a->inner, NULL, t->rows, t->columns, seed,
+             i, j);
+}
+
+static void *entry(const array *a, int64_t i, int64_t j, int64_t size)
+{
+    return a->data ? at(a->data, i * a->outer + j, size) : NULL;
+}
+
+/* The entries from (i, j) on. */
+static tile open_tile(const work *w, int64_t i, int64_t rows, int64_t j, int64_t columns, int what, buffers *b)
+{
+    const tensor *t = w->t;
+    tile e = {.rows = rows, .columns = columns, .sign = w->s->sign};
+    if (!w->staged) {
+        e.x = entry(&t->x, i, j, w->f->size), e.x_row = t->x.outer;
+        e.g = entry(&t->g, i, j, w->f->size), e.g_row = t->g.outer;
+        e.average = entry(&t->average, i, j, w->f->real), e.average_row = t->average.outer;
+        if (t->kind == PER_ENTRY) e.v = entry(&t->statistic, i, j, w->f->real), e.v_row = t->statistic.outer;
+        return e;
+    }
+    e.x = b->x, e.g = b->g, e.average = b->average, e.v = b->v;
+    e.x_row = e.g_row = e.average_row = e.v_row = columns;
+    if (what & MOVE || w->s->l2 != 0) load(w->stored, &t->x, i, j, &e, e.x);
+    if (what & READ || !w->s->momentum) {
+        load(w->stored, &t->g, i, j, &e, e.g);
+        if (w->s->l2 != 0) {
+            w->f->penalize(e.g, e.x, w->s, rows * columns);
+            e.sign = 1;
+        }
+    }
+    if (w->s->momentum) load(w->f, &t->average, i, j, &e, e.average);
+    if (t->kind == PER_ENTRY) load(w->f, &t->statistic, i, j, &e, e.v);
+    return e;
+}
+
+static void close_tile(const work *w, const tile *e, int64_t i, int64_t j, int what)
+{
+    if (!w->staged) return;
+    if (what & MOVE) store(w->stored, e->x, &w->t->x, i, j, e, w->s->seed);
+    if (what & READ && w->s->momentum) store(w->f, e->average, &w->t->average, i, j, e, 0);
+    if (w->t->kind == PER_ENTRY) store(w->f, e->v, &w->t->statistic, i, j, e, 0);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- boxes */
+
+typedef struct {
+    int64_t i0, i1, j0, j1;
+} box;
+
+static double real_at(const void *data, int64_t k, int64_t size)
+{
+    return size == sizeof(double) ? ((const double *)data)[k] : (double)((const float *)data)[k];
+}
+
+static void put_real(void *data, int64_t k, int64_t size, double r)
+{
+    if (size == sizeof(double)) ((double *)data)[k] = r;
+    else ((float *)data)[k] = (float)r;
+}
+
+#define FOR_TILES(w, b)                                                                                                  \
+    for (int64_t i = (b).i0, j, m, n; m = least((w)->rows, (b).i1 - i), i < (b).i1; i += m)                                \
+        for (j = (b).j0; n = least((w)->columns, (b).j1 - j), j < (b).j1; j += n)
+
+static double sum_box(const work *w, box b, buffers *room)
+{
+    double squares[ROWS], sum = 0;
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, READ, room);
+        w->f->read_rows(&e, w->s, squares);
+        for (int64_t k = 0; k < m; k++) sum += real_at(squares, k, w->f->real);
+        close_tile(w, &e, i, j, READ);
+    }
+    return sum;
+}
+
+static void move_box(const work *w, box b, double scale, buffers *room)
+{
+    double scales[ROWS];
+    for (int64_t k = 0; k < ROWS; k++) put_real(scales, k, w->f->real, scale);
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, MOVE, room);
+        w->f->move_rows(&e, w->s, scales);
+        close_tile(w, &e, i, j, MOVE);
+    }
+}
+
+/* V of block k from its sum of squares; returns the scale. */
+static double settle_block(const work *w, int64_t k, double sum)
+{
+    double square, scale;
+    put_real(&square, 0, w->f->real, sum);
+    w->f->scales(w->s, at(w->t->statistic.data, k, w->f->real), NULL, &square, &scale, 1);
+    return real_at(&scale, 0, w->f->real);
+}
+
+static void step_rows(const work *w, box b, buffers *room)
+{
+    if (w->t->inner > w->columns) { /* not even one row fits into a tile */
+        for (int64_t i = b.i0; i < b.i1; i++) {
+            box row = {i, i + 1, b.j0, b.j1};
+            move_box(w, row, settle_block(w, i, sum_box(w, row, room)), room);
+        }
+        return;
+    }
+    double squares[ROWS], scales[ROWS];
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, READ | MOVE, room);
+        w->f->read_rows(&e, w->s, squares);
+        w->f->scales(w->s, at(w->t->statistic.data, i, w->f->real), NULL, squares, scales, m);
+        w->f->move_rows(&e, w->s, scales);
+        close_tile(w, &e, i, j, READ | MOVE);
+    }
+}
+
+static void step_entries(const work *w, box b, buffers *room)
+{
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, READ | MOVE, room);
+        w->f->step_entries(&e, w->s);
+        close_tile(w, &e, i, j, READ | MOVE);
+    }
+}
+
+/* Sums of at most LEVEL rows are added up among themselves: float would lose what is added to a long sum. */
+static void sum_columns(const work *w, box b, void *sums, buffers *room)
+{
+    enum { LEVEL = 512 };
+    double level[STRIPE];
+    int64_t bytes = (b.j1 - b.j0) * w->f->real;
+    memset(sums, 0, (size_t)bytes);
+    for (int64_t i0 = b.i0; i0 < b.i1; i0 += LEVEL) {
+        box rows = {i0, least(b.i1, i0 + LEVEL), b.j0, b.j1};
+        memset(level, 0, (size_t)bytes);
+        FOR_TILES(w, rows)
+        {
+            tile e = open_tile(w, i, m, j, n, READ, room);
+            w->f->read_columns(&e, w->s, at(level, j - b.j0, w->f->real));
+            close_tile(w, &e, i, j, READ);
+        }
+        w->f->add(sums, level, b.j1 - b.j0);
+    }
+}
+
+static void move_columns(const work *w, box b, const void *scales, buffers *room)
+{
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, MOVE, room);
+        w->f->move_columns(&e, w->s, at(scales, j - b.j0, w->f->real));
+        close_tile(w, &e, i, j, MOVE);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- whole tensors */
+
+#define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
+
+/* A tensor is cut into pieces of about PIECE entries: some rows, or a part of one. */
+static int64_t rows_a_piece(const tensor *t) { return most(1, PIECE / most(1, t->inner)); }
+static int64_t pieces_a_row(const tensor *t) { return t->inner > PIECE ? ceil_div(t->inner, PIECE) : 1; }
+static int64_t pieces(const tensor *t) { return ceil_div(t->outer, rows_a_piece(t)) * pieces_a_row(t); }
+
+static box piece(const tensor *t, int64_t p)
+{
+    int64_t across = pieces_a_row(t), rows = rows_a_piece(t), i = p / across * rows, j = p % across * PIECE;
+    return (box){i, least(t->outer, i + rows), j, across == 1 ? t->inner : least(t->inner, j + PIECE)};
+}
+
+static void per_outer(const work *w, int64_t threads)
+{
+    int64_t rows = rows_a_piece(w->t);
+    PARALLEL_FOR
+    for (int64_t i = 0; i < w->t->outer; i += rows) {
+        buffers room;
+        step_rows(w, (box){i, least(w->t->outer, i + rows), 0, w->t->inner}, &room);
+    }
+}
+
+static void per_entry(const work *w, int64_t threads)
+{
+    PARALLEL_FOR
+    for (int64_t p = 0; p < pieces(w->t); p++) {
+        buffers room;
+        step_entries(w, piece(w->t, p), &room);
+    }
+}
+
+/* A few long rows, or the whole tensor as one block: its pieces are summed by several threads, the sums in order. */
+static void per_long_block(const work *w, int64_t threads, double *sums)
+{
+    int64_t blocks = w->t->kind == PER_TENSOR ? 1 : w->t->outer, count = pieces(w->t), a_block = count / blocks;
+    int64_t parts = least(a_block, SCRATCH / (int64_t)sizeof(double) / blocks), a_part = ceil_div(a_block, parts);
+    PARALLEL_FOR
+    for (int64_t q = 0; q < blocks * parts; q++) {
+        buffers room;
+        int64_t block = q / parts * a_block, first = q % parts * a_part, end = least(a_block, first + a_part);
+        sums[q] = 0;
+        for (int64_t p = first; p < end; p++) sums[q] += sum_box(w, piece(w->t, block + p), &room);
+    }
+    double scales[ROWS];
+    for (int64_t b = 0; b < blocks; b++) {
+        double sum = 0;
+        for (int64_t q = 0; q < parts; q++) sum += sums[b * parts + q];
+        scales[b] = settle_block(w, b, sum);
+    }
+    PARALLEL_FOR
+    for (int64_t p = 0; p < count; p++) {
+        buffers room;
+        move_box(w, piece(w->t, p), scales[p / a_block], &room);
+    }
+}
+
+/* Stripes of columns are walked row by row, in the order of memory. A large tensor's rows are cut into chunks, each with
+   sums of its own, which are then added in order. */
+static void per_inner(const work *w, int64_t threads, char *sums)
+{
+    const tensor *t = w->t;
+    int64_t real = w->f->real, stripes = ceil_div(t->inner, STRIPE), room_for = SCRATCH / real / most(1, t->inner);
+    int64_t chunks = t->outer * t->inner < LARGE ? 1 : most(1, least(least(ROWS, room_for), t->outer / ROWS));
+    int64_t rows = ceil_div(t->outer, chunks);
+    PARALLEL_FOR
+    for (int64_t q = 0; q < chunks * stripes; q++) {
+        buffers room;
+        double own[STRIPE];
+        int64_t i = least(t->outer, q / stripes * rows), j = q % stripes * STRIPE;
+        box b = {i, least(t->outer, i + rows), j, least(t->inner, j + STRIPE)};
+        sum_columns(w, b, chunks == 1 ? (void *)own : at(sums, q / stripes * t->inner + j, real), &room);
+        if (chunks == 1) {
+            w->f->scales(w->s, at(t->statistic.data, j, real), NULL, own, own, b.j1 - b.j0);
+            move_columns(w, b, own, &room);
+        }
+    }
+    if (chunks == 1) return;
+    for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * t->inner, real), t->inner);
+    w->f->scales(w->s, t->statistic.data, NULL, sums, sums, t->inner);
+    rows = most(ROWS, rows_a_piece(t));
+    PARALLEL_FOR
+    for (int64_t q = 0; q < ceil_div(t->outer, rows) * stripes; q++) {
+        buffers room;
+        int64_t i = q / stripes * rows, j = q % stripes * STRIPE;
+        box b = {i, least(t->outer, i + rows), j, least(t->inner, j + STRIPE)};
+        move_columns(w, b, at(sums, j, real), &room);
+    }
+}
+
+static void step(const tensor *t, const settings *s, int64_t threads, void *scratch)
+{
+    work w = plan(t, s);
+    if (t->kind == PER_INNER) per_inner(&w, threads, scratch);
+    else if (t->kind == PER_ENTRY) per_entry(&w, threads);
+    else if (scratch && (t->kind == PER_TENSOR || (t->outer < ROWS && t->inner > 4 * PIECE)))
+        per_long_block(&w, threads, scratch);
+    else if (t->kind == PER_OUTER) per_outer(&w, threads);
+    else {
+        buffers room;
+        box all = {0, t->outer, 0, t->inner};
+        move_box(&w, all, settle_block(&w, 0, sum_box(&w, all, &room)), &room);
+    }
+}
+
+/* One step of every tensor: small ones side by side, large ones one after the other, each by all threads. */
+EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads)
+{
+    int large = 0;
+    for (int64_t i = 0; i < count; i++) large |= tensors[i].outer * tensors[i].inner >= LARGE;
+    void *scratch = large ? malloc(SCRATCH) : NULL;
+    if (large && !scratch) return -1;
+    PARALLEL_FOR
+    for (int64_t i = 0; i < count; i++)
+        if (tensors[i].outer * tensors[i].inner < LARGE) {
+            settings s = settle(&tensors[i], r, i);
+            step(&tensors[i], &s, 1, NULL);
+        }
+    for (int64_t i = 0; large && i < count; i++)
+        if (tensors[i].outer * tensors[i].inner >= LARGE) {
+            settings s = settle(&tensors[i], r, i);
+            step(&tensors[i], &s, threads, scratch);
+        }
+    free(scratch);
+    return 0;
+}

@@ -1,0 +1,94 @@
+/* What the kernels share: tensors as matrices, the settings of an update, and tiles, the pieces that work is done in.
+
+   Plain C with OpenMP and without torch's headers: pointers and strides come in. What is done together is decided by
+   shapes alone and every sum has a fixed order, so that the bits are the same for any number of threads; and nothing is
+   contracted to fused multiply-adds (see the build flags), so that they are the same for any width of registers. */
+
+#ifndef MATRIX_ADAGRAD_KERNELS_H
+#define MATRIX_ADAGRAD_KERNELS_H
+
+#include <stdint.h>
+
+enum {
+    ROWS = 64,         /* the most rows whose scales are taken together */
+    TILE = 2048,       /* entries, about, that are worked on at once: a few such buffers stay in the nearest cache */
+    PIECE = 1 << 16,   /* entries, about, of a piece of work for one thread */
+    LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
+    STRIPE = 8192,     /* columns that are summed together */
+    SCRATCH = 1 << 19, /* bytes, at most, for partial sums */
+};
+
+enum kind { PER_OUTER, PER_INNER, PER_ENTRY, PER_TENSOR }; /* which entries of a matrix share a scale */
+enum dtype { F32, F64, BF16, F16, DTYPES };
+
+typedef struct {
+    void *data;
+    int64_t outer, inner; /* strides, in entries */
+} array;
+
+/* A tensor as a matrix of `outer` rows with `inner` entries each. All fields have 8 bytes. */
+typedef struct {
+    array x, g, average, statistic;
+    int64_t outer, inner, kind, dtype;
+    void *step; /* the number of steps: float, or double if step_is_f64 */
+    int64_t step_is_f64;
+    const int64_t *index; /* of a sparse gradient: its rows, `touched` of them, in any order and any number of times */
+    int64_t touched;
+} tensor;
+
+typedef struct {
+    double lr, eps, weight_decay, beta1, beta2;
+    int64_t momentum, bias_correction, decoupled, maximize, mean;
+    uint64_t seed; /* of the stochastic rounding to bfloat16; 0 rounds to the nearest */
+} rule;
+
+/* A rule for one tensor at one step. */
+typedef struct {
+    double lr, variance, eps; /* the scale: lr / (√(variance · V) + eps) */
+    double keep, fresh;       /* V ← keep · V + fresh · Σg² */
+    double join;              /* D ← D + join · (g − D), the running average */
+    double sign, l2, shrink;  /* g ← sign · g + l2 · x, and x ← shrink · x − scale · D */
+    int64_t momentum;
+    uint64_t seed;
+} settings;
+
+/* Some rows of a matrix, or parts of them, whose entries are neighbours in memory. */
+typedef struct {
+    void *x, *g, *average, *v;    /* v: of a scale per entry */
+    int64_t x_row, g_row, average_row, v_row; /* from one row to the next */
+    const int64_t *places;        /* the rows that x, average and v are taken from; NULL for all in turn */
+    int64_t rows, columns;
+    double sign;
+} tile;
+
+/* The arithmetic on tiles, for one dtype; sums and scales are float, or double for F64. */
+typedef struct {
+    int64_t size, real; /* bytes of an entry and of a sum */
+    void (*read_rows)(const tile *t, const settings *s, void *squares);    /* Σg² of each row; g joins the average */
+    void (*read_columns)(const tile *t, const settings *s, void *squares); /* the same by column, added to squares */
+    void (*move_rows)(const tile *t, const settings *s, const void *scales);
+    void (*move_columns)(const tile *t, const settings *s, const void *scales);
+    void (*step_entries)(const tile *t, const settings *s);
+    void (*scales)(const settings *s, void *v, const int64_t *places, const void *squares, void *scales, int64_t n);
+    void (*load)(const void *from, int64_t outer, int64_t inner, const int64_t *places, int64_t rows, int64_t columns,
+                 void *to);
+    void (*penalize)(void *g, const void *x, const settings *s, int64_t n);
+    void (*store)(const void *from, void *to, int64_t outer, int64_t inner, const int64_t *places, int64_t rows,
+                  int64_t columns, uint64_t seed, int64_t i, int64_t j);
+    void (*gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order, const int64_t *starts,
+                   int64_t rows, int64_t columns, void *to);
+    void (*add)(void *to, const void *from, int64_t n);
+} arithmetic;
+
+const arithmetic *arithmetic_of(int64_t dtype); /* for the CPU that runs this */
+
+settings settle(const tensor *t, const rule *r, int64_t number); /* counts the step too */
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline void *at(const void *data, int64_t entries, int64_t size) { return (char *)data + entries * size; }
+
+#define EXPORT __attribute__((visibility("default")))
+
+#endif

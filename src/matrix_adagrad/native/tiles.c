@@ -1,0 +1,169 @@
+/* The arithmetic on tiles, in every dtype.
+
+   tiles_avx2.c includes this file too, for CPUs with wider registers: one library runs on both. */
+
+#include "kernels.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ------------------------------------------------------------------------------------------------ narrow numbers */
+
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+
+#define NUMBERS(u) ((f32x8)(u))
+#define BITS(f) ((u32x8)(f))
+#define EITHER(mask, yes, no) (((u32x8)(mask) & (yes)) | (~(u32x8)(mask) & (no)))
+
+#ifdef __AVX2__
+INLINE u32x8 wide(u16x8 h) { return (u32x8)_mm256_cvtepu16_epi32((__m128i)h); }
+INLINE u16x8 narrow(u32x8 u) /* which fit */
+{
+    __m256i packed = _mm256_packus_epi32((__m256i)u, (__m256i)u);
+    return (u16x8)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+#else
+INLINE u32x8 wide(u16x8 h) { return __builtin_convertvector(h, u32x8); }
+INLINE u16x8 narrow(u32x8 u) { return __builtin_convertvector(u, u16x8); }
+#endif
+
+INLINE f32x8 from_bf16(u16x8 b) { return NUMBERS(wide(b) << 16); }
+
+INLINE u16x8 to_bf16(f32x8 f) /* to the nearest, ties to even */
+{
+    u32x8 u = BITS(f), rounded = u + 0x7fff + (u >> 16 & 1);
+    return narrow(EITHER(f != f, 0x7fc00000 + 0 * u, rounded) >> 16);
+}
+
+#ifdef __AVX2__
+/* x ← shrink · x − scale · g, two entries to a word: one is its upper half, the other its lower half, shifted. */
+INLINE int64_t move_pairs(uint16_t *x, const uint16_t *g, float shrink, float scale, int64_t n)
+{
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16) {
+        u32x8 xs = (u32x8)_mm256_loadu_si256((const __m256i *)(x + j));
+        u32x8 gs = (u32x8)_mm256_loadu_si256((const __m256i *)(g + j));
+        f32x8 low = NUMBERS(xs << 16) * shrink - scale * NUMBERS(gs << 16);
+        f32x8 high = NUMBERS(xs & 0xffff0000u) * shrink - scale * NUMBERS(gs & 0xffff0000u);
+        if (_mm256_movemask_ps(_mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q))) break; /* NaN: with care */
+        u32x8 down = (BITS(low) + 0x7fff + (BITS(low) >> 16 & 1)) >> 16;
+        u32x8 up = BITS(high) + 0x7fff + (BITS(high) >> 16 & 1);
+        _mm256_storeu_si256((__m256i *)(x + j), _mm256_blend_epi16((__m256i)down, (__m256i)up, 0xaa));
+    }
+    return j;
+}
+#else
+INLINE int64_t move_pairs(const void *x, const void *g, float shrink, float scale, int64_t n)
+{
+    (void)x, (void)g, (void)shrink, (void)scale, (void)n;
+    return 0;
+}
+#endif
+
+/* Up or down, so that the mean is f: noise below one unit of the upper half is added, and the lower half is cut off. */
+INLINE u16x8 to_bf16_at_random(f32x8 f, uint32_t place)
+{
+    u32x8 z = place + (u32x8){0, 1, 2, 3, 4, 5, 6, 7}, u = BITS(f);
+    z = (z ^ z >> 16) * 0x7feb352du;
+    z = (z ^ z >> 15) * 0x846ca68bu;
+    u32x8 rounded = EITHER((u & 0x7f800000u) == 0x7f800000u, u, u + (z >> 16)); /* infinity stays */
+    return narrow(EITHER(f != f, 0x7fc00000 + 0 * u, rounded) >> 16);
+}
+
+INLINE uint32_t hash(uint64_t z)
+{
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)(z >> 32);
+}
+
+#ifdef __F16C__
+INLINE f32x8 from_f16(u16x8 h) { return (f32x8)_mm256_cvtph_ps((__m128i)h); }
+INLINE u16x8 to_f16(f32x8 f) { return (u16x8)_mm256_cvtps_ph((__m256)f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#else /* by integers, which every CPU does in parallel */
+INLINE f32x8 from_f16(u16x8 h)
+{
+    u32x8 all = wide(h), shifted = (all & 0x7fff) << 13, exponent = shifted & 0x0f800000u;
+    u32x8 normal = shifted + (112u << 23), infinite = shifted + (224u << 23);
+    u32x8 small = BITS(NUMBERS(shifted + (113u << 23)) - 0x1p-14f);
+    u32x8 u = EITHER(exponent == 0, small, EITHER(exponent == 0x0f800000u, infinite, normal));
+    return NUMBERS(u | (all & 0x8000) << 16);
+}
+
+INLINE u16x8 to_f16(f32x8 f) /* to the nearest, ties to even */
+{
+    u32x8 u = BITS(f) & 0x7fffffffu, sign = BITS(f) >> 16 & 0x8000;
+    u32x8 normal = (u - (112u << 23) + 0xfff + (u >> 13 & 1)) >> 13;
+    u32x8 small = BITS(NUMBERS(u) + 0.5f) - (126u << 23); /* the sum is rounded where float16 would be */
+    u32x8 h = EITHER(u < 113u << 23, small, normal);
+    h = EITHER(u >= 143u << 23, 0x7c00 + 0 * u, h);
+    h = EITHER(f != f, 0x7e00 + 0 * u, h);
+    return narrow(h | sign);
+}
+#endif
+
+/* ---------------------------------------------------------------------------------------------------- the dtypes */
+
+#define REAL float
+#define SQRT sqrtf
+#define BIGGEST FLT_MAX
+#define NAME(f) f##_float
+#include "reals.h"
+
+#define REAL double
+#define SQRT sqrt
+#define BIGGEST DBL_MAX
+#define NAME(f) f##_double
+#include "reals.h"
+
+#define STORED float
+#define REAL float
+#define WIDEN(e) (e)
+#define NARROW(r) (r)
+#define NARROW_AT_RANDOM(r, place) ((void)(place), (r))
+#define NAME(f) f##_f32
+#define REALS_NAME(f) f##_float
+#include "tiles.h"
+
+#define STORED double
+#define REAL double
+#define WIDEN(e) (e)
+#define NARROW(r) (r)
+#define NARROW_AT_RANDOM(r, place) ((void)(place), (r))
+#define NAME(f) f##_f64
+#define REALS_NAME(f) f##_double
+#include "tiles.h"
+
+#define STORED uint16_t
+#define REAL float
+#define WIDEN(e) from_bf16(e)
+#define NARROW(r) to_bf16(r)
+#define NARROW_AT_RANDOM(r, place) to_bf16_at_random(r, place)
+#define MOVE_FIRST move_pairs
+#define NAME(f) f##_bf16
+#define REALS_NAME(f) f##_float
+#include "tiles.h"
+
+#define STORED uint16_t
+#define REAL float
+#define WIDEN(e) from_f16(e)
+#define NARROW(r) to_f16(r)
+#define NARROW_AT_RANDOM(r, place) ((void)(place), to_f16(r))
+#define NAME(f) f##_f16
+#define REALS_NAME(f) f##_float
+#include "tiles.h"
+
+#ifndef TILES
+#define TILES ARITHMETIC_ANYWHERE
+#endif
+
+const arithmetic *const TILES[DTYPES] = {&arithmetic_f32, &arithmetic_f64, &arithmetic_bf16, &arithmetic_f16};

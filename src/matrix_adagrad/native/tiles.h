@@ -1,0 +1,272 @@
+/* The arithmetic on tiles in one dtype. Included once for each, with
+     STORED   the type of an entry of x and g in memory, and REAL that of the arithmetic
+     WIDEN    lanes of entries as lanes of REALs, NARROW back to the nearest, NARROW_AT_RANDOM up or down
+     NAME(f)  a name of its own for each function, REALS_NAME(f) that of a function of reals.h */
+
+/* As many REALs as are worked on together: a register or two, whatever the CPU. */
+enum { NAME(LANES) = 32 / sizeof(REAL) };
+#define LANES NAME(LANES)
+typedef REAL NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
+typedef STORED NAME(entries)
+    __attribute__((vector_size(32 / sizeof(REAL) * sizeof(STORED)), aligned(sizeof(STORED)), may_alias));
+#define REALS NAME(lanes)
+
+/* The functions on lanes take the number m of them that count: LANES, which the compiler knows, but at the end of a row. */
+#define EACH_LANES(n, work)                                                                                              \
+    do {                                                                                                                 \
+        enum { m = LANES };                                                                                              \
+        for (; j + LANES <= (n); j += LANES) work;                                                                       \
+        for (int64_t m = (n) - j; j < (n); j += LANES) work;                                                             \
+    } while (0)
+
+INLINE REALS NAME(get)(const STORED *e, int64_t m)
+{
+    NAME(entries) all = {0};
+    if (m == LANES) all = *(const NAME(entries) *)e;
+    else memcpy(&all, e, (size_t)m * sizeof(STORED));
+    return WIDEN(all);
+}
+
+INLINE void NAME(put)(STORED *e, REALS r, int64_t m)
+{
+    NAME(entries) all = NARROW(r);
+    if (m == LANES) *(NAME(entries) *)e = all;
+    else memcpy(e, &all, (size_t)m * sizeof(STORED));
+}
+
+INLINE REALS NAME(get_real)(const REAL *e, int64_t m)
+{
+    REALS all = {0};
+    if (m == LANES) return *(const REALS *)e;
+    memcpy(&all, e, (size_t)m * sizeof(REAL));
+    return all;
+}
+
+INLINE void NAME(put_real)(REAL *e, REALS r, int64_t m)
+{
+    if (m == LANES) *(REALS *)e = r;
+    else memcpy(e, &r, (size_t)m * sizeof(REAL));
+}
+
+#define GET(e) NAME(get)(e, m)
+#define PUT(e, r) NAME(put)(e, r, m)
+#define GET_REAL(e) NAME(get_real)(e, m)
+#define PUT_REAL(e, r) NAME(put_real)(e, r, m)
+
+/* The entries of a row of x, and of what belongs to it, start at the row's place. */
+#define PLACE(k) (t->places ? t->places[k] : (k))
+#define X_ROW(k) ((STORED *)t->x + PLACE(k) * t->x_row)
+#define G_ROW(k) ((const STORED *)t->g + (k) * t->g_row)
+#define AVERAGE_ROW(k) ((REAL *)t->average + PLACE(k) * t->average_row)
+
+/* ------------------------------------------------------------------------------------------------------- reading g */
+
+INLINE REALS NAME(join)(REAL *average, REALS g, REAL sign, REAL join, int64_t m)
+{
+    REALS before = GET_REAL(average);
+    PUT_REAL(average, before + join * (sign * g - before));
+    return g;
+}
+
+INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL join, int momentum, int64_t m)
+{
+    REALS e = GET(g);
+    if (momentum) NAME(join)(average, e, sign, join, m);
+    return e * e;
+}
+
+/* Lanes add up independently, then in pairs: a fixed order that registers of any width can follow. */
+INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *restrict squares, int momentum)
+{
+    REAL sign = (REAL)t->sign, join = (REAL)s->join;
+    int64_t n = t->columns;
+    for (int64_t k = 0; k < t->rows; k++) {
+        const STORED *g = G_ROW(k);
+        REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
+        REALS a = {0}, b = {0}, c = {0}, d = {0};
+        int64_t j = 0;
+#define SQUARE(from, m) NAME(square)(g + (from), momentum ? average + (from) : NULL, sign, join, momentum, m)
+        for (; j + 4 * LANES <= n; j += 4 * LANES) {
+            a += SQUARE(j, LANES), b += SQUARE(j + LANES, LANES);
+            c += SQUARE(j + 2 * LANES, LANES), d += SQUARE(j + 3 * LANES, LANES);
+        }
+        EACH_LANES(n, a += SQUARE(j, m));
+#undef SQUARE
+        a = (a + c) + (b + d);
+        REAL sums[LANES];
+        memcpy(sums, &a, sizeof a);
+        for (int half = LANES / 2; half; half /= 2)
+            for (int l = 0; l < half; l++) sums[l] += sums[l + half];
+        squares[k] = sums[0];
+    }
+}
+
+static void NAME(read_rows)(const tile *t, const settings *s, void *squares)
+{
+    if (s->momentum) NAME(read_rows_as)(t, s, squares, 1);
+    else NAME(read_rows_as)(t, s, squares, 0);
+}
+
+/* Four rows at a time, so that the sums are fetched and put back once for four entries. */
+INLINE void NAME(read_columns_as)(const tile *t, const settings *s, REAL *restrict sums, int momentum)
+{
+    REAL sign = (REAL)t->sign, join = (REAL)s->join;
+    int64_t n = t->columns;
+#define SQUARE(k) NAME(square)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, join, momentum, m)
+    int64_t k = 0;
+    for (; k + 4 <= t->rows; k += 4) {
+        int64_t j = 0;
+        EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + ((SQUARE(k) + SQUARE(k + 1)) + (SQUARE(k + 2) + SQUARE(k + 3)))));
+    }
+    for (; k < t->rows; k++) {
+        int64_t j = 0;
+        EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + SQUARE(k)));
+    }
+#undef SQUARE
+}
+
+static void NAME(read_columns)(const tile *t, const settings *s, void *squares)
+{
+    if (s->momentum) NAME(read_columns_as)(t, s, squares, 1);
+    else NAME(read_columns_as)(t, s, squares, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- moving x */
+
+static void NAME(move_rows)(const tile *t, const settings *s, const void *scales)
+{
+    REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
+    int64_t n = t->columns;
+    for (int64_t k = 0; k < t->rows; k++) {
+        STORED *x = X_ROW(k);
+        REAL scale = ((const REAL *)scales)[k];
+        int64_t j = 0;
+        if (s->momentum) {
+            const REAL *d = AVERAGE_ROW(k);
+            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - scale * GET_REAL(d + j)));
+        } else {
+            const STORED *g = G_ROW(k);
+            scale *= sign;
+#ifdef MOVE_FIRST
+            j = MOVE_FIRST(x, g, shrink, scale, n);
+#endif
+            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - scale * GET(g + j)));
+        }
+    }
+}
+
+static void NAME(move_columns)(const tile *t, const settings *s, const void *scales)
+{
+    const REAL *scale = scales;
+    REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
+    int64_t n = t->columns;
+    for (int64_t k = 0; k < t->rows; k++) {
+        STORED *x = X_ROW(k);
+        int64_t j = 0;
+        if (s->momentum) {
+            const REAL *d = AVERAGE_ROW(k);
+            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - GET_REAL(scale + j) * GET_REAL(d + j)));
+        } else {
+            const STORED *g = G_ROW(k);
+            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - GET_REAL(scale + j) * (sign * GET(g + j))));
+        }
+    }
+}
+
+/* ----------------------------------------------------------------- entries that are not neighbours, or need care */
+
+INLINE NAME(entries) NAME(pick)(const STORED *e, int64_t inner, int64_t m)
+{
+    NAME(entries) all = {0};
+    for (int64_t l = 0; l < m; l++) all[l] = e[l * inner];
+    return all;
+}
+
+static void NAME(load)(const void *from, int64_t outer, int64_t inner, const int64_t *places, int64_t rows,
+                            int64_t columns, void *to)
+{
+    for (int64_t k = 0; k < rows; k++) {
+        const STORED *e = (const STORED *)from + (places ? places[k] : k) * outer;
+        REAL *r = (REAL *)to + k * columns;
+        int64_t j = 0;
+        if (inner == 1) EACH_LANES(columns, PUT_REAL(r + j, GET(e + j)));
+        else EACH_LANES(columns, PUT_REAL(r + j, WIDEN(NAME(pick)(e + j * inner, inner, m))));
+    }
+}
+
+static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner, const int64_t *places,
+                             int64_t rows, int64_t columns, uint64_t seed, int64_t i, int64_t j0)
+{
+    for (int64_t k = 0; k < rows; k++) {
+        const REAL *r = (const REAL *)from + k * columns;
+        STORED *e = (STORED *)to + (places ? places[k] : k) * outer;
+        int64_t j = 0;
+        if (inner == 1 && !seed) EACH_LANES(columns, PUT(e + j, GET_REAL(r + j)));
+        uint32_t key = seed ? hash(seed + (uint64_t)(places ? places[k] : i + k)) : 0;
+        for (; j < columns; j += LANES) {
+            int64_t m = least(LANES, columns - j);
+            REALS all = GET_REAL(r + j);
+            NAME(entries) narrow = seed ? NARROW_AT_RANDOM(all, key + (uint32_t)(j0 + j)) : NARROW(all);
+            for (int64_t l = 0; l < m; l++) e[(j + l) * inner] = narrow[l];
+        }
+    }
+}
+
+/* Row k of the result is the sum of the rows of values that `order` (its lower halves) lists from starts[k] on. */
+static void NAME(gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order,
+                              const int64_t *starts, int64_t rows, int64_t columns, void *to)
+{
+    enum { AHEAD = 8, LINE = 64 / sizeof(STORED) };
+#define VALUES(p) ((const STORED *)values + (int64_t)(uint32_t)order[p] * row)
+    for (int64_t k = 0; k < rows; k++) {
+        REAL *sum = (REAL *)to + k * columns;
+        for (int64_t p = starts[k]; p < starts[k + 1]; p++) {
+            const STORED *e = VALUES(p);
+            if (p + AHEAD < starts[rows])
+                for (int64_t c = 0; c < columns * inner; c += LINE) __builtin_prefetch(VALUES(p + AHEAD) + c);
+            int64_t j = 0;
+            if (inner != 1) {
+                if (p == starts[k]) memset(sum, 0, (size_t)columns * sizeof(REAL));
+                EACH_LANES(columns, PUT_REAL(sum + j, GET_REAL(sum + j) + WIDEN(NAME(pick)(e + j * inner, inner, m))));
+            } else if (p == starts[k]) EACH_LANES(columns, PUT_REAL(sum + j, GET(e + j)));
+            else EACH_LANES(columns, PUT_REAL(sum + j, GET_REAL(sum + j) + GET(e + j)));
+        }
+    }
+#undef VALUES
+}
+
+static const arithmetic NAME(arithmetic) = {
+    .size = sizeof(STORED),
+    .real = sizeof(REAL),
+    .read_rows = NAME(read_rows),
+    .read_columns = NAME(read_columns),
+    .move_rows = NAME(move_rows),
+    .move_columns = NAME(move_columns),
+    .load = NAME(load),
+    .store = NAME(store),
+    .gather = NAME(gather),
+    .step_entries = REALS_NAME(step_entries),
+    .scales = REALS_NAME(scales),
+    .penalize = REALS_NAME(penalize),
+    .add = REALS_NAME(add),
+};
+
+#undef LANES
+#undef REALS
+#undef REALS_NAME
+#undef EACH_LANES
+#undef GET
+#undef PUT
+#undef GET_REAL
+#undef PUT_REAL
+#undef PLACE
+#undef X_ROW
+#undef G_ROW
+#undef AVERAGE_ROW
+#undef STORED
+#undef MOVE_FIRST
+#undef REAL
+#undef WIDEN
+#undef NARROW
+#undef NARROW_AT_RANDOM
+#undef NAME

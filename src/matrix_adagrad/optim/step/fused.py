@@ -1,0 +1,247 @@
+"""The native step: one call of a C kernel for a whole list of tensors.
+
+A kernel sees a tensor as a matrix. It need not know the geometry: where a statistic has size 1, entries share a scale.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import itertools
+import math
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from matrix_adagrad import native
+from matrix_adagrad.geometry import Entry, wide_dtype
+from matrix_adagrad.optim.step.rule import Batch, Rule
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_PER_OUTER, _PER_INNER, _PER_ENTRY, _PER_TENSOR = range(4)
+_MOST_ROWS = 1 << 32  # of a table with a sparse gradient: a row and its place share 64 bits
+
+
+class NotCoveredError(Exception):
+    """The kernels do not cover a tensor, for the reason given."""
+
+
+class _Dim(NamedTuple):
+    """A dimension: its size, its strides in x, g, average and statistic, and whether it lies inside a block."""
+
+    size: int
+    strides: tuple[int, ...]
+    inside: bool
+
+
+# ----------------------------------------------------------------------------------------------- tensors as matrices
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _matrix(
+    shape: tuple[int, ...], blocks: tuple[int, ...], strides: tuple[tuple[int, ...], ...], sparse: bool
+) -> tuple[int, ...]:
+    """The layout of a tensor as a matrix: outer and inner strides of its four arrays, outer, inner and the kind.
+
+    ``blocks`` is the statistic's shape: a dimension lies inside a block where it has size 1.
+    """
+    dims = [
+        _Dim(size, (*(stride[d] for stride in strides[:3]), 0 if block == 1 else strides[3][d]), block == 1)
+        for d, (size, block) in enumerate(zip(shape, blocks, strict=True))
+        if size != 1 or (sparse and d == 0)
+    ]
+    if any(dim.size > 1 and (0 in dim.strides[::2] or not (dim.inside or dim.strides[3])) for dim in dims):
+        raise NotCoveredError("it has entries that share their memory")
+    if 0 in shape:
+        if sparse:
+            raise NotCoveredError("it is empty")
+        return (1,) * 8 + (0, math.prod(blocks), _PER_INNER)  # a matrix without rows: only its statistics fade
+    if sparse:
+        return _sparse_matrix(dims)
+    inside, outside = (_merge([dim for dim in dims if dim.inside is flag]) for flag in (True, False))
+    if not (inside and outside) and len(inside + outside) <= 2:
+        return _packed(inside + outside, _PER_TENSOR if inside else _PER_ENTRY)
+    if len(inside) > 1 or len(outside) > 1 or outside[0].strides[3] != 1:
+        raise NotCoveredError("its blocks, or its strides, do not make a matrix")
+    if inside[0].strides[0] <= outside[0].strides[0]:
+        return _packed(outside + inside, _PER_OUTER)
+    return _packed(inside + outside, _PER_INNER)
+
+
+def _sparse_matrix(dims: list[_Dim]) -> tuple[int, ...]:
+    """The same with the first dimension as the rows, whatever its stride."""
+    rows, rest = dims[0], _merge(dims[1:])
+    if len(rest) > 1 or len({dim.inside for dim in dims[1:]}) > 1:
+        raise NotCoveredError("its rows are cut into blocks, or lie in more than one piece")
+    row = rest[0] if rest else _Dim(1, (1,) * 4, inside=True)
+    kind = ((_PER_ENTRY, _PER_OUTER), (_PER_INNER, _PER_TENSOR))[rows.inside][row.inside]
+    if kind in (_PER_OUTER, _PER_INNER) and (rows if kind == _PER_OUTER else row).strides[3] != 1:
+        raise NotCoveredError("its statistic has gaps")
+    return _packed([rows, row], kind)
+
+
+def _merge(dims: list[_Dim]) -> list[_Dim]:
+    """As few dimensions as walk the same memory; the order of dimensions of a kind does not matter."""
+    merged: list[_Dim] = []
+    for dim in sorted(dims, key=lambda dim: dim.strides, reverse=True):
+        if merged and all(a == dim.size * b for a, b in zip(merged[-1].strides, dim.strides, strict=True)):
+            merged[-1] = dim._replace(size=merged[-1].size * dim.size)
+        else:
+            merged.append(dim)
+    return merged
+
+
+def _packed(matrix: list[_Dim], kind: int) -> tuple[int, ...]:
+    outer, inner = [_Dim(1, (1,) * 4, inside=True)] * (2 - len(matrix)) + matrix
+    strides = [stride for pair in zip(outer.strides, inner.strides, strict=True) for stride in pair]
+    return (*strides, outer.size, inner.size, kind)
+
+
+# ----------------------------------------------------------------------------------------------- what C is handed
+
+
+def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
+    """The fields of ``struct tensor`` in kernels.h for one tensor; an error if it is beyond the kernels."""
+    if native.missing():
+        raise NotCoveredError(native.missing())
+    param, values, statistic, step = batch.params[i], batch.grads[i], batch.statistics[i], batch.steps[i]
+    average = batch.averages[i] if batch.averages else None
+    _check_plain(param, values, average, statistic, step)
+    view, is_sparse, index, touched = rule.geometry.view, values.is_sparse, 0, 0
+    x = view(param)
+    if is_sparse:
+        (rows,), values = values._indices(), values._values()
+        index, touched = rows.data_ptr(), rows.numel()
+        if x is not param or max(len(param), touched) >= _MOST_ROWS or not rows.is_contiguous():
+            raise NotCoveredError("its rows share scales in groups, or there are too many of them")
+    else:
+        values = view(values)
+    strides = x.stride()
+    layout = _matrix(
+        x.shape,
+        statistic.shape,
+        (strides, values.stride(), strides if average is None else view(average).stride(), statistic.stride()),
+        is_sparse,
+    )
+    x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
+    return (
+        *(x.data_ptr(), x_outer, x_inner),
+        *(values.data_ptr(), g_outer, g_inner),
+        *(0 if average is None else average.data_ptr(), average_outer, average_inner),
+        *(statistic.data_ptr(), v_outer, v_inner),
+        *(outer, inner, kind, _DTYPES[x.dtype]),
+        *(step.data_ptr(), step.dtype is torch.float64, index, touched),
+    )
+
+
+def _check_plain(x: Tensor, g: Tensor, average: Tensor | None, statistic: Tensor, step: Tensor) -> None:
+    wide = wide_dtype(x.dtype)
+    if type(x) not in (Tensor, Parameter) or not (x.is_cpu and g.is_cpu and step.is_cpu):
+        raise NotCoveredError(f"it is a {type(x).__name__} on {x.device}, and they run on plain tensors of a CPU")
+    if x.dtype not in _DTYPES or g.dtype != x.dtype:
+        raise NotCoveredError(f"it has dtype {x.dtype} and a gradient of {g.dtype}")
+    if statistic.dtype != wide or (average is not None and average.dtype != wide):
+        raise NotCoveredError(f"its state is not of {wide}")
+    if step.dtype not in (torch.float32, torch.float64):
+        raise NotCoveredError(f"its number of steps is of {step.dtype}")
+    if not g.is_sparse and (g.layout != torch.strided or g.is_neg()):
+        raise NotCoveredError("its gradient is not an array of numbers")
+
+
+def _rule(rule: Rule, random: bool) -> bytes:
+    """The fields of ``struct rule``."""
+    beta1, beta2 = rule.betas or (0.0, 0.0)
+    return struct.pack(
+        native.RULE,
+        float(rule.lr),
+        rule.eps,
+        rule.weight_decay,
+        beta1,
+        beta2,
+        rule.betas is not None,
+        rule.bias_correction,
+        rule.decoupled_weight_decay,
+        rule.maximize,
+        rule.reduction == "mean",
+        int(torch.randint(1, 1 << 62, ())) if random else 0,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the step
+
+
+def fused(batch: Batch, rule: Rule) -> None:
+    """One step for every parameter: what `reference` does, up to rounding; for sparse gradients, what `sparse` does."""
+    run([describe(batch, rule, i) for i in range(len(batch.params))], batch, rule)
+
+
+def run(described: list[tuple[int, ...]], batch: Batch, rule: Rule) -> None:
+    """The step of tensors that are described already."""
+    library = native.load()
+    fields = array.array("q", itertools.chain.from_iterable(described))
+    step = library.matrix_adagrad_sparse_step if batch.grads[0].is_sparse else library.matrix_adagrad_step
+    at, _ = fields.buffer_info()
+    random = rule.stochastic_rounding and any(param.dtype is torch.bfloat16 for param in batch.params)
+    if step(at, len(batch.params), _rule(rule, random), torch.get_num_threads()):
+        raise MemoryError("no memory was left for the sums of a step")
+    torch.autograd.graph.increment_version([*batch.params, *batch.averages, *batch.statistics, *batch.steps])
+
+
+def compiled(batch: Batch, rule: Rule) -> None:
+    """The same as one operator, which torch.compile and fake tensors know."""
+    view = rule.geometry.view
+    beta1, beta2 = rule.betas or (0.0, 0.0)
+    torch.ops.matrix_adagrad.step(
+        [view(param) for param in batch.params],
+        [view(grad) for grad in batch.grads],
+        [view(average) for average in batch.averages],
+        batch.statistics,
+        batch.steps,
+        rule.lr if isinstance(rule.lr, Tensor) else torch.tensor(rule.lr, dtype=torch.float64),
+        [rule.eps, rule.weight_decay, beta1, beta2],
+        [
+            rule.betas is not None,
+            rule.bias_correction,
+            rule.decoupled_weight_decay,
+            rule.maximize,
+            rule.reduction == "mean",
+            rule.stochastic_rounding,
+        ],
+    )
+
+
+@torch.library.custom_op("matrix_adagrad::step", mutates_args=("params", "averages", "statistics", "steps"))
+def _step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    averages: list[Tensor],
+    statistics: list[Tensor],
+    steps: list[Tensor],
+    lr: Tensor,
+    numbers: list[float],
+    flags: list[bool],
+) -> None:
+    eps, weight_decay, beta1, beta2 = numbers
+    momentum, bias_correction, decoupled, maximize, mean, stochastic_rounding = flags
+    rule = Rule(
+        geometry=Entry(),  # tensors come in the shape that their statistics broadcast against
+        reduction="mean" if mean else "sum",
+        lr=lr,
+        eps=eps,
+        betas=(beta1, beta2) if momentum else None,
+        bias_correction=bias_correction,
+        weight_decay=weight_decay,
+        decoupled_weight_decay=decoupled,
+        maximize=maximize,
+        stochastic_rounding=stochastic_rounding,
+        capturable=False,
+    )
+    fused(Batch(params, grads, averages, statistics, steps), rule)
+
+
+@_step.register_fake
+def _(*_: object) -> None:
+    return

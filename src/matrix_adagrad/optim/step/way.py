@@ -1,0 +1,64 @@
+"""Which way a step is run: the user's own choice, else the fastest that covers the tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from matrix_adagrad.optim.step.foreach import foreach
+from matrix_adagrad.optim.step.fused import NotCoveredError, compiled, describe, run
+from matrix_adagrad.optim.step.reference import reference
+from matrix_adagrad.optim.step.rule import Batch, Rule
+from matrix_adagrad.optim.step.sparse import sparse
+
+
+def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+    """The step, ready to be run, in parts; an error if the way that the user asks for is not possible."""
+    if group["fused"] or _may_be_fused(group):
+        if not torch.compiler.is_compiling() and all(type(param) in (Tensor, Parameter) for param in batch.params):
+            described, covered, batch = _covered(batch, rule, group)
+            if described:
+                yield functools.partial(run, described, covered, rule)
+        elif group["fused"]:
+            yield functools.partial(compiled, batch, rule)
+            return
+    if batch.params and batch.grads[0].is_sparse:
+        yield functools.partial(sparse, batch, rule)
+    elif batch.params:
+        yield functools.partial(foreach if _runs_foreach(batch.params, group) else reference, batch, rule)
+
+
+def _covered(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> tuple[list[tuple[int, ...]], Batch, Batch]:
+    """What the kernels need to know of the tensors that they cover, these tensors, and the rest."""
+    described, rest = [], []
+    for i in range(len(batch.params)):
+        try:
+            described.append(describe(batch, rule, i))
+        except NotCoveredError as reason:
+            if group["fused"]:
+                raise RuntimeError(f"fused=True is not possible here: {reason}; leave fused=None") from None
+            rest.append(i)
+    if not rest:
+        return described, batch, Batch([], [], [], [], [])
+    covered = [i for i in range(len(batch.params)) if i not in set(rest)]
+    return described, _some(batch, covered), _some(batch, rest)
+
+
+def _some(batch: Batch, which: list[int]) -> Batch:
+    return Batch(*[[tensors[i] for i in which] if tensors else [] for tensors in batch])
+
+
+def _may_be_fused(group: Mapping[str, Any]) -> bool:
+    return group["fused"] is None and group["foreach"] is None and not group["differentiable"]
+
+
+def _runs_foreach(params: list[Tensor], group: Mapping[str, Any]) -> bool:
+    """The user's own choice, else foreach wherever its operators work: on plain tensors, without autograd."""
+    if group["foreach"] is not None:
+        return bool(group["foreach"])
+    return not group["differentiable"] and all(type(param) in (Tensor, Parameter) for param in params)

@@ -1,0 +1,412 @@
+"""The native kernels do what the reference does, on any tensors, with any number of threads."""
+
+import ctypes
+import logging
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
+
+from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, native
+from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
+from matrix_adagrad.optim.step import Batch, Rule, fused, reference, sparse
+from matrix_adagrad.optim.step.fused import NotCoveredError
+from tests.optim.training import assert_bitwise, make_grads, make_params
+
+pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
+
+GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=1, columns=2))
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# One unit in the last place of a narrow parameter, and what sums in another order differ by.
+TOLERANCE = {
+    torch.float32: (3e-6, 1e-6),
+    torch.float64: (1e-12, 1e-13),
+    torch.bfloat16: (2**-7, 1e-6),
+    torch.float16: (2**-9, 1e-6),
+}
+sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65, 130, 520]))
+
+
+@st.composite
+def rules(draw, geometries=GEOMETRIES):
+    momentum = draw(st.booleans())
+    return Rule(
+        geometry=draw(st.sampled_from(geometries)),
+        reduction=draw(st.sampled_from(["sum", "mean"])),
+        lr=draw(st.sampled_from([0.1, 1e-3])),
+        eps=draw(st.sampled_from([0.0, 1e-10, 0.1])),
+        betas=draw(st.sampled_from([(0.9, 0.99), (0.0, 0.5), (0.5, 0.0)])) if momentum else None,
+        bias_correction=momentum and draw(st.booleans()),
+        weight_decay=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        decoupled_weight_decay=draw(st.booleans()),
+        maximize=draw(st.booleans()),
+        stochastic_rounding=False,
+        capturable=False,
+    )
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t().contiguous().t(),
+    "every other column": lambda x: torch.stack([x, x], -1)[..., 0],
+    "every other row": lambda x: torch.stack([x, x], 1)[:, 0],
+    "transposed, with gaps": lambda x: torch.stack([x.t(), x.t()], -1)[..., 1].t(),
+    "offset": lambda x: torch.cat([x.flatten(), x.flatten()])[x.numel() :].view(x.shape),
+}
+layouts = st.sampled_from(sorted(LAYOUTS))
+
+
+def spread(shape, seed, dtype):
+    """Normal numbers over some orders of magnitude, rounded to the dtype."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=random, dtype=torch.float64)
+    return (x * 10 ** torch.rand(shape, generator=random, dtype=torch.float64)).to(dtype)
+
+
+def state_of(params, grads, rule):
+    wide = [wide_dtype(param.dtype) for param in params]
+    return Batch(
+        params,
+        grads,
+        [torch.zeros_like(p, dtype=w) for p, w in zip(params, wide, strict=True)] if rule.betas else [],
+        [torch.zeros(rule.geometry.statistic_shape(p.shape), dtype=w) for p, w in zip(params, wide, strict=True)],
+        [torch.zeros(()) for _ in params],
+    )
+
+
+def copied(batch):
+    """A batch of its own memory, and of the same layout."""
+    return Batch(*[[x.detach().clone() if x.is_sparse else _with_gaps(x) for x in tensors] for tensors in batch])
+
+
+def _with_gaps(x):
+    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).clone()
+    return whole.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def written(batch):
+    return [*batch.params, *batch.averages, *batch.statistics, *batch.steps]
+
+
+def assert_close(one, two):
+    for a, b in zip(written(one), written(two), strict=True):
+        rtol, atol = TOLERANCE[a.dtype]
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def assert_equal(one, two):
+    assert_bitwise(written(one), written(two))
+
+
+@st.composite
+def batches(draw):
+    rule, dtype = draw(rules()), draw(st.sampled_from(DTYPES))
+    params, grads = [], []
+    for seed in range(draw(st.integers(1, 3))):
+        m, n = 2 * draw(sizes), 2 * draw(sizes)
+        params.append(LAYOUTS[draw(layouts)](spread((m, n), seed, dtype)))
+        grads.append(LAYOUTS[draw(layouts)](spread((m, n), 100 + seed, dtype)))
+    return state_of(params, grads, rule), rule
+
+
+@given(batches())
+def test_a_dense_step_is_that_of_the_reference(case):
+    batch, rule = case
+    other = copied(batch)
+    for _ in range(2):
+        try:
+            fused(batch, rule)
+        except NotCoveredError:
+            assert isinstance(rule.geometry, Blocks)  # the rest is covered in two dimensions, whatever the strides
+            return
+        reference(other, rule)
+    assert_close(batch, other)
+
+
+SHAPES = [
+    (1_000_000, 3),
+    (3, 200_000),
+    (700, 900),
+    (20_000, 64),
+    (64, 20_000),
+    (2, 1_000_001),
+    (1, 300_000),
+    (9000, 33),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES[:4], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("momentum", [False, True])
+@pytest.mark.parametrize(("dtype", "layout"), [(torch.float32, "contiguous"), (torch.bfloat16, "transposed")])
+def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape, momentum, dtype, layout):
+    x, g = (LAYOUTS[layout](spread(shape, seed, dtype)) for seed in (0, 1))
+    rule = a_rule(geometry, betas=(0.9, 0.99) if momentum else None)
+    batch = state_of([x], [g], rule)
+    expected, ends = copied(batch), []
+    for threads in (1, 2, 3, 7):
+        ends.append(copied(batch))
+        with_threads(threads, lambda: fused(ends[-1], rule))
+    reference(expected, rule)
+    assert_close(ends[0], expected)
+    for end in ends[1:]:
+        assert_equal(end, ends[0])
+
+
+def a_rule(geometry: Geometry, **options):
+    given = {"reduction": "sum", "lr": 0.1, "eps": 1e-10, "betas": None, "bias_correction": False, "weight_decay": 0.0}
+    flags = {"decoupled_weight_decay": False, "maximize": False, "stochastic_rounding": False, "capturable": False}
+    return Rule(**{"geometry": geometry, **given, **flags, **options})
+
+
+def with_threads(threads, call):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        call()
+    finally:
+        torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------------------------------------------- sparse gradients
+
+
+@st.composite
+def sparse_batches(draw):
+    rule, dtype = draw(rules(GEOMETRIES[:4])), draw(st.sampled_from(DTYPES))
+    m, n = draw(st.sampled_from([(1, 5), (2, 1), (5, 3000), (300, 8), (300, 64), (5000, 65), (70_000, 3)]))
+    count = draw(st.sampled_from([0, 1, 2, 7, 100, 5000 if n < 1000 else 100]))
+    x = LAYOUTS[draw(layouts)](spread((m, n), 0, dtype))
+    index = torch.randint(m, (count,), generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    if draw(st.booleans()):
+        index = index.sort().values
+    values = LAYOUTS[draw(layouts)](spread((count, n), 1, dtype)) if count else spread((0, n), 1, dtype)
+    grad = torch.sparse_coo_tensor(index[None], values, x.shape, check_invariants=True)
+    return state_of([x], [grad], rule), rule
+
+
+@given(sparse_batches())
+def test_a_sparse_step_is_that_of_torchs_operators(case):
+    batch, rule = case
+    other, alone = copied(batch), copied(batch)
+    for _ in range(2):
+        fused(batch, rule)
+        with_threads(1, lambda: fused(alone, rule))
+        sparse(other, rule)
+    assert_equal(batch, alone)
+    assert_close(batch, other)
+
+
+@pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
+def test_rows_that_share_scales_in_groups_are_left_to_torchs_operators(cls):
+    (x,) = make_params(torch.float32, [(6, 4)])
+    x.grad = make_grads([x], 0)[0].to_sparse(1)
+    with pytest.raises(RuntimeError, match="fused=True is not possible here: .* in groups.*; leave fused=None"):
+        cls([x], geometry=Blocks(rows=2), fused=True).step()
+    cls([x], geometry=Blocks(rows=2)).step()
+
+
+# ---------------------------------------------------------------------------------------------------- narrow numbers
+
+
+def every_half(dtype):
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_every_number_of_sixteen_bits_is_read_and_rounded_as_torch_does(dtype, stride):
+    """A step of length 0 leaves all numbers; one with random numbers is rounded to the nearest, ties to even."""
+    x = every_half(dtype).repeat_interleave(stride)[::stride]
+    rule = a_rule(Entry(), lr=0.0)
+    batch = state_of([x.clone() if stride == 1 else x], [torch.ones(2**16, dtype=dtype)], rule)
+    fused(batch, rule)
+    torch.testing.assert_close(batch.params[0], every_half(dtype), rtol=0, atol=0, equal_nan=True)
+
+    moved = torch.zeros(2**16, dtype=dtype)
+    lr = torch.full((), 1 / 3)
+    batch = state_of([moved], [every_half(dtype)], a_rule(Row()))
+    batch.statistics[0].fill_(1)
+    rule = a_rule(Whole(), lr=float(lr), betas=(0.0, 0.0), eps=0.0)
+    batch = batch._replace(averages=[torch.zeros(2**16)], statistics=[torch.zeros(1)])
+    fused(batch, rule)  # the sum is NaN, and so is all
+    assert batch.params[0].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [1, 8, 16, 23, 100])
+def test_steps_are_rounded_to_the_nearest_with_ties_to_even(dtype, columns):
+    random = torch.Generator().manual_seed(columns)
+    x = torch.randn(200, columns, generator=random).to(dtype)
+    g = torch.randn(200, columns, generator=random).to(dtype)
+    rule = a_rule(Row(), lr=1.0, eps=0.0)
+    batch = state_of([x.clone()], [g], rule)
+    fused(batch, rule)
+    root = batch.statistics[0].double().sqrt().float()
+    scale = (1 / root.double()).float()
+    torch.testing.assert_close(batch.params[0], (x.float() - scale * g.float()).to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
+def test_what_is_not_finite_stays_in_its_row(value):
+    for dtype in DTYPES:
+        x = torch.zeros(40, 70, dtype=dtype)
+        g = torch.ones(40, 70, dtype=dtype)
+        g[7, 33] = value
+        ways = [state_of([x.clone()], [g], a_rule(Row())) for _ in range(2)]
+        fused(ways[0], a_rule(Row()))
+        reference(ways[1], a_rule(Row()))
+        torch.testing.assert_close(ways[0].params, ways[1].params, rtol=0.01, atol=0, equal_nan=True)
+        assert ways[0].params[0][torch.arange(40) != 7].isfinite().all()
+
+
+def test_stochastic_rounding_is_unbiased_and_repeats_with_the_seed():
+    def rounded(seed, threads):
+        x = torch.ones(1000, 257, dtype=torch.bfloat16)
+        rule = a_rule(Entry(), lr=0.3 * 2**-7, eps=0.0, stochastic_rounding=True)
+        batch = state_of([x], [torch.full_like(x, -1)], rule)
+        torch.manual_seed(seed)
+        with_threads(threads, lambda: fused(batch, rule))
+        return batch.params[0]
+
+    ups = (rounded(0, 1).float() - 1) * 2**7
+    assert set(ups.unique().tolist()) == {0.0, 1.0}
+    for share in (ups.mean(), ups.mean(0).mean(), ups[::2].mean(), ups[:, ::2].mean()):
+        assert abs(share - 0.3) < 5 * (0.3 * 0.7 / (ups.numel() / 2)) ** 0.5
+    neighbours = torch.stack([ups[:, 1:].flatten(), ups[:, :-1].flatten()])
+    assert abs(torch.corrcoef(neighbours)[0, 1]) < 0.01
+    assert torch.equal(rounded(0, 1), rounded(0, 2))
+    assert not torch.equal(rounded(0, 1), rounded(1, 1))
+
+
+# --------------------------------------------------------------------------------------------- torch's own machinery
+
+
+def test_autograd_sees_that_a_parameter_was_changed():
+    x = Parameter(torch.ones(3, 2))
+    loss = x.square().sum()
+    x.grad = torch.ones_like(x)
+    RowAdaGrad([x], fused=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_fake_tensors_take_a_fused_step_without_memory():
+    with FakeTensorMode():
+        x = Parameter(torch.empty(10**6, 10**6))
+        x.grad = torch.empty_like(x)
+        optimizer = RowAdaGrad([x], fused=True)
+        optimizer.step()
+        assert optimizer.state[x]["sum"].shape == (10**6, 1)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
+def test_a_compiled_step_calls_the_kernel_in_one_graph(cls):
+    torch._dynamo.reset()
+    ends = []
+    for compiled in (False, True):
+        params = make_params(torch.float32, [(6, 4), (4, 6), (5,)])
+        groups = [
+            {"params": [p], "geometry": g} for p, g in zip(params, (Row(), Blocks(columns=2), Row()), strict=True)
+        ]
+        optimizer = cls(groups, lr=torch.tensor(0.1), fused=True)
+        step = torch.compile(optimizer.step, fullgraph=True) if compiled else optimizer.step
+        for t in range(3):
+            for param, grad in zip(params, make_grads(params, t), strict=True):
+                param.grad = grad
+            optimizer.param_groups[0]["lr"].fill_(0.1 / (t + 1))
+            step()
+        ends.append([*params, *(optimizer.state[p][cls.STATISTIC] for p in params)])
+    assert_bitwise(*ends)
+
+
+def test_torch_checks_the_operator():
+    batch = state_of([torch.randn(6, 4)], [torch.randn(6, 4)], a_rule(Row()))
+    arguments = (*batch, torch.tensor(0.1), [1e-10, 0.0, 0.0, 0.0], [False] * 6)
+    torch.library.opcheck(torch.ops.matrix_adagrad.step.default, arguments)
+
+
+# ---------------------------------------------------------------------------------------------------- memory, loading
+
+
+MEASURED = """
+import resource, sys, torch
+from matrix_adagrad import MatrixAdaGrad, MatrixMomentum
+size, cls = int(sys.argv[1]), {"adagrad": MatrixAdaGrad, "momentum": MatrixMomentum}[sys.argv[2]]
+x = torch.nn.Parameter(torch.ones(size, 1000))
+x.grad = torch.ones_like(x)
+optimizer = cls([x], geometry=sys.argv[3], fused=True, **eval(sys.argv[4]))
+optimizer.init_state()
+for state in optimizer.state[x].values():
+    state.add_(0)  # its pages are there
+small = torch.nn.Parameter(torch.ones(300, 1000))
+small.grad = torch.ones_like(small)
+cls([small], geometry=sys.argv[3], fused=True).step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+optimizer.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+@pytest.mark.parametrize("geometry", ["row", "column", "entry", "whole"])
+@pytest.mark.parametrize(("cls", "options"), [("adagrad", "{}"), ("momentum", "{'weight_decay': 0.1}")])
+def test_a_step_needs_less_than_a_megabyte_whatever_the_size(geometry, cls, options):
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    command = [sys.executable, "-c", MEASURED, "50000", cls, geometry, options]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 1024
+
+
+def test_without_kernels_steps_run_on_torchs_operators_and_say_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(native, "LIBRARY", None)
+    native.missing.cache_clear()
+    try:
+        (x,) = make_params(torch.float32, [(6, 4)])
+        optimizer = RowAdaGrad([x])
+        with caplog.at_level(logging.WARNING, logger="matrix_adagrad"):
+            for t in range(3):
+                (x.grad,) = make_grads([x], t)
+                optimizer.step()
+        assert [record.getMessage() for record in caplog.records] == [
+            "matrix-adagrad runs without its native kernels, on torch's operators: "
+            "they were not built: reinstall with a C compiler that knows OpenMP"
+        ]
+        with pytest.raises(RuntimeError, match="fused=True needs the native kernels: .*; or leave fused=None"):
+            RowAdaGrad([x], fused=True)
+    finally:
+        monkeypatch.undo()
+        native.missing.cache_clear()
+
+
+def test_a_library_that_cannot_be_loaded_is_as_none(monkeypatch, tmp_path):
+    broken = tmp_path / "_kernels.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(native, "LIBRARY", broken)
+    for cached in (native.missing, native.load):
+        cached.cache_clear()
+    try:
+        assert "_kernels.so cannot be loaded" in native.missing()
+    finally:
+        monkeypatch.undo()
+        for cached in (native.missing, native.load):
+            cached.cache_clear()
+
+
+def test_the_kernels_share_torchs_threads():
+    """One OpenMP runtime in the process: two would fight for the cores."""
+    if sys.platform != "linux":
+        pytest.skip("the maps of a process are a matter of Linux")
+    native.load()
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split("/", 1)[1].strip() for line in maps if "gomp" in line or "libomp" in line}
+    assert len(runtimes) == 1, runtimes
+    assert isinstance(native.load(), ctypes.CDLL)
