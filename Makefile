@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test test-integrations lint format bench docs build clean
+.PHONY: help reproduce test test-integrations test-sanitized lint format bench docs build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -23,6 +23,17 @@ test-integrations: .venv/ready-integrations ## tests against heavy peers (TorchR
 	@echo "test-integrations: tests against TorchRec and FBGEMM"
 	@$(BIN)/python -m pytest tests/integration
 
+SANITIZED := build/sanitized/_kernels.so
+test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers
+	@echo "test-sanitized: the kernels' tests, with every access of memory checked"
+	@mkdir -p $(dir $(SANITIZED))
+	@$(CC) -std=gnu11 -g -O1 -fPIC -shared -fopenmp -Wall -Wextra -Werror -Wno-psabi -ffp-contract=off -fno-math-errno \
+	  -fno-trapping-math -fsanitize=address,undefined -fno-sanitize-recover=all src/matrix_adagrad/native/*.c \
+	  -o $(SANITIZED) -lm
+	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest -q -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
+	  tests/optim/test_sparse.py
+
 lint: .venv/ready-test ## style and types
 	@echo "lint: ruff and mypy"
 	@$(BIN)/ruff check --quiet
@@ -34,9 +45,9 @@ format: .venv/ready-test ## rewrite the code in the project's style
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: .venv/ready ## time and memory of a step next to torch.optim
+bench: .venv/ready-bench ## time and memory of a step next to its peers (about 5 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/matrix-adagrad bench
 
 docs: .venv/ready-docs ## the documentation, in site/
 	@echo "docs: sphinx, strict, into site/"
@@ -59,6 +70,6 @@ clean: ## remove everything that was made here
 .venv/ready-%: .venv/ready
 	@echo "setup: .venv for $*"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
-	@if [ $* = integrations ]; then \
-	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps fbgemm-gpu-cpu torchrec; fi
+	@case $* in integrations|bench) \
+	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps fbgemm-gpu-cpu torchrec;; esac
 	@touch $@

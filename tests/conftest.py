@@ -1,6 +1,7 @@
 """What has to be set before torch is imported: see the Makefile and benchmarks for why."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -10,11 +11,23 @@ import torch
 import torch.testing._internal.common_utils  # it loads a profile of its own, with 10 examples: ours comes after
 from hypothesis import settings
 
+from matrix_adagrad import native
+
 # Examples are drawn anew in every run; a failure prints the lines that reproduce it. More of them:
 # HYPOTHESIS_PROFILE=thorough make test
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--kernels", type=Path, help="the library of native kernels to test instead of the installed one")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "separate_process: starts a program that is not this one")
+    if config.getoption("--kernels"):
+        native.LIBRARY = config.getoption("--kernels").resolve()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The command line: ``matrix-adagrad reproduce``."""
+"""The command line: ``matrix-adagrad reproduce`` and ``matrix-adagrad bench``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -31,8 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     reproduce.add_argument("--seeds", type=_positive, default=3, help="networks of each kind (default: 3)")
     reproduce.add_argument("--epochs", type=_positive, default=100, help="epochs of each network (default: 100)")
+    bench = commands.add_parser("bench", help="time and memory of a step next to its peers (about 5 minutes)")
+    bench.add_argument("--rounds", type=_positive, default=15, help="interleaved rounds (default: 15)")
+    bench.add_argument("--threads", type=_positive, default=torch.get_num_threads(), help="threads (default: torch's)")
+    bench.add_argument(
+        "--quick", action="store_true", help="small tensors, which fit into caches: to see that it works"
+    )
+    bench.add_argument("--out", type=Path, default=Path("results"), help="where bench.json and bench.png go")
     options = parser.parse_args(arguments)
     try:
+        if options.command == "bench":
+            _bench(options.rounds, options.threads, options.out, options.quick)
+            return 0
         if options.what in ("all", "examples"):
             _examples()
         if options.what in ("all", "mlp"):
@@ -67,6 +78,19 @@ def _mlp(seeds: int, epochs: int) -> None:
             trained = f"{ratio:.3f} ({sum(r.trained for r in runs)}/{seeds})"
             print(f"{trained:>18}", end="", flush=True)
         print()
+
+
+def _bench(rounds: int, threads: int, out: Path, quick: bool) -> None:
+    from matrix_adagrad.bench import report, run
+
+    torch.set_num_threads(threads)
+    print(f"torch {torch.__version__}, {threads} threads, {max(2, rounds)} interleaved rounds; ratios of medians, in")
+    print("brackets the quartiles of single rounds' ratios; peak extra and state over the parameters' size")
+    if quick:
+        print("QUICK: these tensors fit into caches, and the bars are not meant for them")
+    result = run.run(max(2, rounds), quick=quick, show=report.print_case)
+    report.print_bars(result.bars)
+    print("\nwritten: " + ", ".join(map(str, report.save(result, out))))
 
 
 def _positive(text: str) -> int:

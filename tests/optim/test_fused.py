@@ -307,6 +307,7 @@ def test_fake_tensors_take_a_fused_step_without_memory():
         assert optimizer.state[x]["sum"].shape == (10**6, 1)
 
 
+@pytest.mark.separate_process
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
 def test_a_compiled_step_calls_the_kernel_in_one_graph(cls):
@@ -356,6 +357,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.separate_process
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
 @pytest.mark.parametrize("geometry", ["row", "column", "entry", "whole"])
 @pytest.mark.parametrize(("cls", "options"), [("adagrad", "{}"), ("momentum", "{'weight_decay': 0.1}")])

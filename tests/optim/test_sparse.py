@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import SparseAdam
 
-from benchmarks.measure import peak_extra_bytes
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
+from matrix_adagrad.bench.measure import peak_extra_bytes
 from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole
 from tests.optim.table import TABLE
 from tests.optim.training import assert_bitwise, assert_same, make_params, train

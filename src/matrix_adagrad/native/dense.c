@@ -176,23 +176,36 @@ static double settle_block(const work *w, int64_t k, double sum)
     return real_at(&scale, 0, w->f->real);
 }
 
+/* Tiles, or rows that are longer than one, are first all read and then all moved: long walks through memory are fast, and
+   what was read is still in a cache. Copies of tiles are made once. */
 static void step_rows(const work *w, box b, buffers *room)
 {
-    if (w->t->inner > w->columns) { /* not even one row fits into a tile */
+    double squares[ROWS], scales[ROWS];
+    const int64_t real = w->f->real;
+    void *v = w->t->statistic.data;
+    if (w->t->inner > w->columns) {
+        for (int64_t i = b.i0; i < b.i1; i++) settle_block(w, i, sum_box(w, (box){i, i + 1, b.j0, b.j1}, room));
         for (int64_t i = b.i0; i < b.i1; i++) {
-            box row = {i, i + 1, b.j0, b.j1};
-            move_box(w, row, settle_block(w, i, sum_box(w, row, room)), room);
+            w->f->scales(w->s, at(v, i, real), NULL, NULL, scales, 1);
+            move_box(w, (box){i, i + 1, b.j0, b.j1}, real_at(scales, 0, real), room);
         }
         return;
     }
-    double squares[ROWS], scales[ROWS];
+    int both = w->staged ? READ | MOVE : 0;
     FOR_TILES(w, b)
     {
-        tile e = open_tile(w, i, m, j, n, READ | MOVE, room);
+        tile e = open_tile(w, i, m, j, n, both | READ, room);
         w->f->read_rows(&e, w->s, squares);
-        w->f->scales(w->s, at(w->t->statistic.data, i, w->f->real), NULL, squares, scales, m);
+        w->f->scales(w->s, at(v, i, real), NULL, squares, scales, m);
+        if (both) w->f->move_rows(&e, w->s, scales);
+        close_tile(w, &e, i, j, both);
+    }
+    if (both) return;
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, MOVE, room);
+        w->f->scales(w->s, at(v, i, real), NULL, NULL, scales, m);
         w->f->move_rows(&e, w->s, scales);
-        close_tile(w, &e, i, j, READ | MOVE);
     }
 }
 
@@ -240,20 +253,27 @@ static void move_columns(const work *w, box b, const void *scales, buffers *room
 
 #define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
 
-/* A tensor is cut into pieces of about PIECE entries: some rows, or a part of one. */
-static int64_t rows_a_piece(const tensor *t) { return most(1, PIECE / most(1, t->inner)); }
-static int64_t pieces_a_row(const tensor *t) { return t->inner > PIECE ? ceil_div(t->inner, PIECE) : 1; }
-static int64_t pieces(const tensor *t) { return ceil_div(t->outer, rows_a_piece(t)) * pieces_a_row(t); }
-
-static box piece(const tensor *t, int64_t p)
+/* A tensor is cut into pieces: some rows, or a part of one. Large ones suit memory, for what is read twice has PIECE bytes
+   then; small ones suit threads, and there are at least PIECES. */
+static int64_t entries_a_piece(const work *w)
 {
-    int64_t across = pieces_a_row(t), rows = rows_a_piece(t), i = p / across * rows, j = p % across * PIECE;
-    return (box){i, least(t->outer, i + rows), j, across == 1 ? t->inner : least(t->inner, j + PIECE)};
+    int64_t most_entries = PIECE / (w->s->momentum ? w->f->real : w->stored->size);
+    return least(most_entries, most(LEAST, w->t->outer * w->t->inner / PIECES));
+}
+static int64_t rows_a_piece(const work *w) { return most(1, entries_a_piece(w) / most(1, w->t->inner)); }
+static int64_t pieces_a_row(const work *w) { return most(1, ceil_div(w->t->inner, entries_a_piece(w))); }
+static int64_t pieces(const work *w) { return ceil_div(w->t->outer, rows_a_piece(w)) * pieces_a_row(w); }
+
+static box piece(const work *w, int64_t p)
+{
+    int64_t across = pieces_a_row(w), rows = rows_a_piece(w), columns = ceil_div(w->t->inner, across);
+    int64_t i = p / across * rows, j = least(w->t->inner, p % across * columns);
+    return (box){i, least(w->t->outer, i + rows), j, least(w->t->inner, j + columns)};
 }
 
 static void per_outer(const work *w, int64_t threads)
 {
-    int64_t rows = rows_a_piece(w->t);
+    int64_t rows = rows_a_piece(w);
     PARALLEL_FOR
     for (int64_t i = 0; i < w->t->outer; i += rows) {
         buffers room;
@@ -264,23 +284,23 @@ static void per_outer(const work *w, int64_t threads)
 static void per_entry(const work *w, int64_t threads)
 {
     PARALLEL_FOR
-    for (int64_t p = 0; p < pieces(w->t); p++) {
+    for (int64_t p = 0; p < pieces(w); p++) {
         buffers room;
-        step_entries(w, piece(w->t, p), &room);
+        step_entries(w, piece(w, p), &room);
     }
 }
 
 /* A few long rows, or the whole tensor as one block: its pieces are summed by several threads, the sums in order. */
 static void per_long_block(const work *w, int64_t threads, double *sums)
 {
-    int64_t blocks = w->t->kind == PER_TENSOR ? 1 : w->t->outer, count = pieces(w->t), a_block = count / blocks;
+    int64_t blocks = w->t->kind == PER_TENSOR ? 1 : w->t->outer, count = pieces(w), a_block = count / blocks;
     int64_t parts = least(a_block, SCRATCH / (int64_t)sizeof(double) / blocks), a_part = ceil_div(a_block, parts);
     PARALLEL_FOR
     for (int64_t q = 0; q < blocks * parts; q++) {
         buffers room;
         int64_t block = q / parts * a_block, first = q % parts * a_part, end = least(a_block, first + a_part);
         sums[q] = 0;
-        for (int64_t p = first; p < end; p++) sums[q] += sum_box(w, piece(w->t, block + p), &room);
+        for (int64_t p = first; p < end; p++) sums[q] += sum_box(w, piece(w, block + p), &room);
     }
     double scales[ROWS];
     for (int64_t b = 0; b < blocks; b++) {
@@ -291,7 +311,7 @@ static void per_long_block(const work *w, int64_t threads, double *sums)
     PARALLEL_FOR
     for (int64_t p = 0; p < count; p++) {
         buffers room;
-        move_box(w, piece(w->t, p), scales[p / a_block], &room);
+        move_box(w, piece(w, p), scales[p / a_block], &room);
     }
 }
 
@@ -318,11 +338,12 @@ static void per_inner(const work *w, int64_t threads, char *sums)
     if (chunks == 1) return;
     for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * t->inner, real), t->inner);
     w->f->scales(w->s, t->statistic.data, NULL, sums, sums, t->inner);
-    rows = most(ROWS, rows_a_piece(t));
+    rows = most(ROWS, rows_a_piece(w));
+    int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* back from the end, whose gradient is still in a cache */
     PARALLEL_FOR
-    for (int64_t q = 0; q < ceil_div(t->outer, rows) * stripes; q++) {
+    for (int64_t q = 0; q <= last; q++) {
         buffers room;
-        int64_t i = q / stripes * rows, j = q % stripes * STRIPE;
+        int64_t i = (last - q) / stripes * rows, j = (last - q) % stripes * STRIPE;
         box b = {i, least(t->outer, i + rows), j, least(t->inner, j + STRIPE)};
         move_columns(w, b, at(sums, j, real), &room);
     }
@@ -333,7 +354,7 @@ static void step(const tensor *t, const settings *s, int64_t threads, void *scra
     work w = plan(t, s);
     if (t->kind == PER_INNER) per_inner(&w, threads, scratch);
     else if (t->kind == PER_ENTRY) per_entry(&w, threads);
-    else if (scratch && (t->kind == PER_TENSOR || (t->outer < ROWS && t->inner > 4 * PIECE)))
+    else if (scratch && (t->kind == PER_TENSOR || (t->outer < ROWS && t->inner > 4 * LEAST)))
         per_long_block(&w, threads, scratch);
     else if (t->kind == PER_OUTER) per_outer(&w, threads);
     else {

@@ -12,7 +12,9 @@
 enum {
     ROWS = 64,         /* the most rows whose scales are taken together */
     TILE = 2048,       /* entries, about, that are worked on at once: a few such buffers stay in the nearest cache */
-    PIECE = 1 << 16,   /* entries, about, of a piece of work for one thread */
+    PIECE = 1 << 21,   /* bytes, at most, of a piece of work for one thread */
+    LEAST = 1 << 14,   /* entries, at least, of a piece */
+    PIECES = 64,       /* of a tensor, at least, if they are not too small then */
     LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
     STRIPE = 8192,     /* columns that are summed together */
     SCRATCH = 1 << 19, /* bytes, at most, for partial sums */

@@ -9,14 +9,16 @@ INLINE REAL NAME(scale)(REAL v, REAL lr, REAL variance, REAL eps) /* 0 for 0/0, 
     return root == 0 ? 0 : scale;
 }
 
-/* V from sums of squares, and the scales from V. */
+/* V from sums of squares, unless there are none, and the scales from V. */
 static void NAME(scales)(const settings *s, void *v_, const int64_t *places, const void *squares_, void *scales,
                               int64_t n)
 {
     REAL lr = (REAL)s->lr, variance = (REAL)s->variance, eps = (REAL)s->eps, keep = (REAL)s->keep;
     REAL fresh = (REAL)s->fresh, *restrict v = v_, *scale = scales;
     const REAL *squares = squares_;
-    if (places)
+    if (!squares)
+        for (int64_t k = 0; k < n; k++) scale[k] = v[k];
+    else if (places)
         for (int64_t k = 0; k < n; k++) scale[k] = v[places[k]] = keep * v[places[k]] + fresh * squares[k];
     else
         for (int64_t k = 0; k < n; k++) scale[k] = v[k] = keep * v[k] + fresh * squares[k];

@@ -44,6 +44,24 @@ INLINE u16x8 to_bf16(f32x8 f) /* to the nearest, ties to even */
     return narrow(EITHER(f != f, 0x7fc00000 + 0 * u, rounded) >> 16);
 }
 
+/* Two entries of bfloat16 to a word: one is its upper half, the other its lower half, shifted. */
+typedef uint32_t pairs __attribute__((vector_size(32), aligned(2), may_alias));
+
+INLINE f32x8 sum_pairs(const uint16_t *g, int64_t n, int64_t *done)
+{
+    f32x8 a = {0}, b = {0}, c = {0}, d = {0};
+    int64_t j = 0;
+    for (; j + 32 <= n; j += 32) {
+        u32x8 first = (u32x8) * (const pairs *)(g + j), second = (u32x8) * (const pairs *)(g + j + 16);
+        a += NUMBERS(first << 16) * NUMBERS(first << 16);
+        b += NUMBERS(first & 0xffff0000u) * NUMBERS(first & 0xffff0000u);
+        c += NUMBERS(second << 16) * NUMBERS(second << 16);
+        d += NUMBERS(second & 0xffff0000u) * NUMBERS(second & 0xffff0000u);
+    }
+    *done = j;
+    return (a + c) + (b + d);
+}
+
 #ifdef __AVX2__
 /* x ← shrink · x − scale · g, two entries to a word: one is its upper half, the other its lower half, shifted. */
 INLINE int64_t move_pairs(uint16_t *x, const uint16_t *g, float shrink, float scale, int64_t n)
@@ -148,6 +166,7 @@ INLINE u16x8 to_f16(f32x8 f) /* to the nearest, ties to even */
 #define WIDEN(e) from_bf16(e)
 #define NARROW(r) to_bf16(r)
 #define NARROW_AT_RANDOM(r, place) to_bf16_at_random(r, place)
+#define SUM_FIRST sum_pairs
 #define MOVE_FIRST move_pairs
 #define NAME(f) f##_bf16
 #define REALS_NAME(f) f##_float

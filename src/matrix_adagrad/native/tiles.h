@@ -86,6 +86,9 @@ INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *restrict 
         REALS a = {0}, b = {0}, c = {0}, d = {0};
         int64_t j = 0;
 #define SQUARE(from, m) NAME(square)(g + (from), momentum ? average + (from) : NULL, sign, join, momentum, m)
+#ifdef SUM_FIRST
+        if (!momentum) a = SUM_FIRST(g, n, &j);
+#endif
         for (; j + 4 * LANES <= n; j += 4 * LANES) {
             a += SQUARE(j, LANES), b += SQUARE(j + LANES, LANES);
             c += SQUARE(j + 2 * LANES, LANES), d += SQUARE(j + 3 * LANES, LANES);
@@ -216,7 +219,7 @@ static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner
 static void NAME(gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order,
                               const int64_t *starts, int64_t rows, int64_t columns, void *to)
 {
-    enum { AHEAD = 8, LINE = 64 / sizeof(STORED) };
+    enum { AHEAD = 16, LINE = 64 / sizeof(STORED) };
 #define VALUES(p) ((const STORED *)values + (int64_t)(uint32_t)order[p] * row)
     for (int64_t k = 0; k < rows; k++) {
         REAL *sum = (REAL *)to + k * columns;
@@ -264,6 +267,7 @@ static const arithmetic NAME(arithmetic) = {
 #undef G_ROW
 #undef AVERAGE_ROW
 #undef STORED
+#undef SUM_FIRST
 #undef MOVE_FIRST
 #undef REAL
 #undef WIDEN

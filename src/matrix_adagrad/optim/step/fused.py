@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import array
 import functools
-import itertools
 import math
 import struct
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from matrix_adagrad import native
 from matrix_adagrad.geometry import Entry, wide_dtype
 from matrix_adagrad.optim.step.rule import Batch, Rule
 
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+# The dtypes in the order of kernels.h, as those of a parameter, its gradient, its statistic and its running average.
+_COVERED = {
+    (dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i
+    for i, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+}
 _PER_OUTER, _PER_INNER, _PER_ENTRY, _PER_TENSOR = range(4)
 _MOST_ROWS = 1 << 32  # of a table with a sparse gradient: a row and its place share 64 bits
 
@@ -105,50 +107,46 @@ def _packed(matrix: list[_Dim], kind: int) -> tuple[int, ...]:
 
 def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
     """The fields of ``struct tensor`` in kernels.h for one tensor; an error if it is beyond the kernels."""
-    if native.missing():
-        raise NotCoveredError(native.missing())
-    param, values, statistic, step = batch.params[i], batch.grads[i], batch.statistics[i], batch.steps[i]
-    average = batch.averages[i] if batch.averages else None
-    _check_plain(param, values, average, statistic, step)
-    view, is_sparse, index, touched = rule.geometry.view, values.is_sparse, 0, 0
-    x = view(param)
+    x, g, statistic, step = batch.params[i], batch.grads[i], batch.statistics[i], batch.steps[i]
+    average = batch.averages[i] if batch.averages else statistic
+    dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
+    is_sparse = g.layout is torch.sparse_coo
+    if dtype is None or not x.is_cpu or g.is_neg() or not (is_sparse or g.layout is torch.strided) or native.missing():
+        raise NotCoveredError(_reason(x, g, statistic, average))
+    index = touched = 0
     if is_sparse:
-        (rows,), values = values._indices(), values._values()
+        (rows,), g = g._indices(), g._values()
         index, touched = rows.data_ptr(), rows.numel()
-        if x is not param or max(len(param), touched) >= _MOST_ROWS or not rows.is_contiguous():
-            raise NotCoveredError("its rows share scales in groups, or there are too many of them")
-    else:
-        values = view(values)
-    strides = x.stride()
-    layout = _matrix(
-        x.shape,
-        statistic.shape,
-        (strides, values.stride(), strides if average is None else view(average).stride(), statistic.stride()),
-        is_sparse,
-    )
+        if max(len(x), touched) >= _MOST_ROWS or not rows.is_contiguous():
+            raise NotCoveredError("there are too many rows in its sparse gradient")
+    strides, g_strides = x.stride(), g.stride()
+    average_strides = average.stride() if batch.averages else strides
+    shape, blocks = x.shape, statistic.shape
+    if len(blocks) != len(shape):  # dimensions are cut into blocks
+        if is_sparse:
+            raise NotCoveredError("the rows of its sparse gradient share scales in groups")
+        view = rule.geometry.view
+        shape, strides, g_strides = view(x).shape, view(x).stride(), view(g).stride()
+        average_strides = view(average).stride() if batch.averages else strides
+    layout = _matrix(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), is_sparse)
     x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
     return (
         *(x.data_ptr(), x_outer, x_inner),
-        *(values.data_ptr(), g_outer, g_inner),
-        *(0 if average is None else average.data_ptr(), average_outer, average_inner),
+        *(g.data_ptr(), g_outer, g_inner),
+        *(average.data_ptr() if batch.averages else 0, average_outer, average_inner),
         *(statistic.data_ptr(), v_outer, v_inner),
-        *(outer, inner, kind, _DTYPES[x.dtype]),
+        *(outer, inner, kind, dtype),
         *(step.data_ptr(), step.dtype is torch.float64, index, touched),
     )
 
 
-def _check_plain(x: Tensor, g: Tensor, average: Tensor | None, statistic: Tensor, step: Tensor) -> None:
-    wide = wide_dtype(x.dtype)
-    if type(x) not in (Tensor, Parameter) or not (x.is_cpu and g.is_cpu and step.is_cpu):
-        raise NotCoveredError(f"it is a {type(x).__name__} on {x.device}, and they run on plain tensors of a CPU")
-    if x.dtype not in _DTYPES or g.dtype != x.dtype:
-        raise NotCoveredError(f"it has dtype {x.dtype} and a gradient of {g.dtype}")
-    if statistic.dtype != wide or (average is not None and average.dtype != wide):
-        raise NotCoveredError(f"its state is not of {wide}")
-    if step.dtype not in (torch.float32, torch.float64):
-        raise NotCoveredError(f"its number of steps is of {step.dtype}")
-    if not g.is_sparse and (g.layout != torch.strided or g.is_neg()):
-        raise NotCoveredError("its gradient is not an array of numbers")
+def _reason(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor) -> str:
+    if native.missing():
+        return native.missing()
+    if not x.is_cpu or g.is_neg() or g.layout not in (torch.strided, torch.sparse_coo):
+        return f"it is on {x.device}, with a gradient of {g.layout}: the kernels work on arrays of a CPU"
+    state = f"{statistic.dtype} and {average.dtype}"
+    return f"it has dtype {x.dtype}, a gradient of {g.dtype} and a state of {state}"
 
 
 def _rule(rule: Rule, random: bool) -> bytes:
@@ -175,13 +173,15 @@ def _rule(rule: Rule, random: bool) -> bytes:
 
 def fused(batch: Batch, rule: Rule) -> None:
     """One step for every parameter: what `reference` does, up to rounding; for sparse gradients, what `sparse` does."""
-    run([describe(batch, rule, i) for i in range(len(batch.params))], batch, rule)
+    fields = array.array("q")
+    for i in range(len(batch.params)):
+        fields.extend(describe(batch, rule, i))
+    run(fields, batch, rule)
 
 
-def run(described: list[tuple[int, ...]], batch: Batch, rule: Rule) -> None:
+def run(fields: array.array[int], batch: Batch, rule: Rule) -> None:
     """The step of tensors that are described already."""
     library = native.load()
-    fields = array.array("q", itertools.chain.from_iterable(described))
     step = library.matrix_adagrad_sparse_step if batch.grads[0].is_sparse else library.matrix_adagrad_step
     at, _ = fields.buffer_info()
     random = rule.stochastic_rounding and any(param.dtype is torch.bfloat16 for param in batch.params)

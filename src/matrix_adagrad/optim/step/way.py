@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,9 +22,9 @@ def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[
     """The step, ready to be run, in parts; an error if the way that the user asks for is not possible."""
     if group["fused"] or _may_be_fused(group):
         if not torch.compiler.is_compiling() and all(type(param) in (Tensor, Parameter) for param in batch.params):
-            described, covered, batch = _covered(batch, rule, group)
-            if described:
-                yield functools.partial(run, described, covered, rule)
+            fields, covered, batch = _covered(batch, rule, group)
+            if covered.params:
+                yield functools.partial(run, fields, covered, rule)
         elif group["fused"]:
             yield functools.partial(compiled, batch, rule)
             return
@@ -33,20 +34,20 @@ def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[
         yield functools.partial(foreach if _runs_foreach(batch.params, group) else reference, batch, rule)
 
 
-def _covered(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> tuple[list[tuple[int, ...]], Batch, Batch]:
+def _covered(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> tuple[array.array[int], Batch, Batch]:
     """What the kernels need to know of the tensors that they cover, these tensors, and the rest."""
-    described, rest = [], []
+    fields, rest = array.array("q"), []
     for i in range(len(batch.params)):
         try:
-            described.append(describe(batch, rule, i))
+            fields.extend(describe(batch, rule, i))
         except NotCoveredError as reason:
             if group["fused"]:
                 raise RuntimeError(f"fused=True is not possible here: {reason}; leave fused=None") from None
             rest.append(i)
     if not rest:
-        return described, batch, Batch([], [], [], [], [])
+        return fields, batch, Batch([], [], [], [], [])
     covered = [i for i in range(len(batch.params)) if i not in set(rest)]
-    return described, _some(batch, covered), _some(batch, rest)
+    return fields, _some(batch, covered), _some(batch, rest)
 
 
 def _some(batch: Batch, which: list[int]) -> Batch:

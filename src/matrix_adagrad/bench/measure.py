@@ -6,10 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["Times", "peak_extra_bytes", "time_interleaved"]
+__all__ = ["Times", "copy_bandwidth", "peak_extra_bytes", "peak_extra_resident_bytes", "time_interleaved"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ def time_interleaved(calls: Mapping[str, Callable[[], object]], rounds: int = 15
     return {name: Times(tuple(values)) for name, values in seconds.items()}
 
 
+def copy_bandwidth(rounds: int = 15) -> float:
+    """The bytes that torch's copy of a large array reads and writes in a second."""
+    source = torch.randn(1 << 26)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / time_interleaved({"copy": lambda: target.copy_(source)}, rounds)["copy"].median
+
+
 def peak_extra_bytes(call: Callable[[], object]) -> tuple[int, int]:
     """The most memory that tensors held at any time during a call, and what is left of it after; both beyond the start.
 
@@ -57,3 +66,20 @@ def peak_extra_bytes(call: Callable[[], object]) -> tuple[int, int]:
         held += change
         peak = max(peak, held)
     return peak, held
+
+
+def peak_extra_resident_bytes(call: Callable[[], object]) -> int | None:
+    """The most memory of any kind that the process held during a call, beyond the start; None where Linux is not."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not status.exists():
+        return None
+    call()  # stacks of threads and the like are there from the first call on
+    reset.write_text("5")
+    before = _kilobytes(status, "VmRSS")
+    call()
+    return max(0, _kilobytes(status, "VmHWM") - before) * 1024
+
+
+def _kilobytes(status: Path, key: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1])

@@ -1,4 +1,4 @@
-"""Benchmarks next to peers: everything interleaved in one process, as ratios of medians."""
+"""Time and memory of a step next to peers: everything interleaved in one process, as ratios of medians."""
 
 import os
 

@@ -1,0 +1,89 @@
+"""Tables for the terminal, a file for programs, a picture for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from matrix_adagrad.bench.run import Bar, Case, Report
+
+__all__ = ["print_bars", "print_case", "save"]
+
+
+def print_case(case: Case, copy_bytes_a_second: float) -> None:
+    """One table."""
+    size = case.parameter_bytes
+    has_memory = any(row.state is not None for row in case.rows)
+    print(f"\n{case.title}" + (f": {size / 2**20:.1f} MiB of parameters" if size else ""))
+    over = "× " + case.baseline.removeprefix("torch ")
+    memory = f"{'of a copy':>11}{'peak extra':>12}{'state':>9}" if has_memory else ""
+    print(f"  {'':<30}{'ms':>9}{over:>22}{memory}")
+    for row in case.rows:
+        if row.gap is not None:
+            print(f"  {row.name:<30}{'gap':>9}  {row.gap[:90]}")
+            continue
+        line = f"  {row.name:<30}{row.median * 1e3:>9.2f}{f'{row.ratio:.2f} ({row.low:.2f}–{row.high:.2f})':>22}"
+        if has_memory and row.bytes_a_second is not None and row.peak_extra is not None and row.state is not None:
+            share = row.bytes_a_second / copy_bytes_a_second
+            line += f"{share:>10.0%} {row.peak_extra / size:>12.3f}{row.state / size:>9.4f}"
+        print(line, flush=True)
+
+
+def print_bars(bars: list[Bar]) -> None:
+    """What was to be reached, and what was."""
+    print("\nThe bars")
+    words = {True: "met", False: "NOT MET", None: "gap"}
+    for bar in bars:
+        measured = "–" if bar.measured is None else f"{bar.measured:.2f}"
+        print(f"  {words[bar.met]:<9}{measured:>7}   {bar.bar:<46}{bar.work}")
+
+
+def save(report: Report, folder: Path) -> list[Path]:
+    """Write ``bench.json`` and, where matplotlib is installed, ``bench.png``; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "bench.json"]
+    unfinished = written[0].with_suffix(".part")
+    unfinished.write_text(json.dumps(report.as_dict(), indent=1, ensure_ascii=False))
+    os.replace(unfinished, written[0])
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed (pip install 'matrix-adagrad[bench]')")
+        return written
+    mpl.use("Agg")
+    written.append(folder / "bench.png")
+    _draw(report, written[1])
+    return written
+
+
+def _draw(report: Report, path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    for name, points in report.sizes.items():
+        ours = not name.startswith("torch")
+        entries = list(points)
+        left.plot(entries, [points[n] * 1e6 for n in entries], marker=".", label=name, linestyle="-" if ours else "--")
+    left.set(
+        xscale="log", yscale="log", xlabel="entries of a square matrix", ylabel="µs a step", title="Time of a step"
+    )
+    left.legend(frameon=False)
+    case = report.cases[0]
+    rows = [row for row in case.rows if row.bytes_a_second]
+    shares = [(row.bytes_a_second or 0) / 1e9 for row in rows]
+    colours = ["tab:gray" if row.name.startswith(("torch", "Torch", "pytorch")) else "tab:blue" for row in rows]
+    right.barh([row.name for row in rows][::-1], shares[::-1], color=colours[::-1])
+    right.axvline(report.copy_bytes_a_second / 1e9, color="tab:red", linewidth=1)
+    right.annotate(
+        "a copy", (report.copy_bytes_a_second / 1e9, len(rows) - 0.6), color="tab:red", ha="right", va="bottom"
+    )
+    right.set(xlabel="GB/s of what the step has to move", title=f"Roofline, {case.title}")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    machine = report.machine
+    figure.suptitle(
+        f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}", fontsize=9, color="gray"
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
