@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 import resource
 import shutil
 import subprocess
@@ -222,22 +223,12 @@ def every_half(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_every_number_of_sixteen_bits_is_read_and_rounded_as_torch_does(dtype, stride):
-    """A step of length 0 leaves all numbers; one with random numbers is rounded to the nearest, ties to even."""
+def test_a_step_of_length_0_leaves_every_number_of_sixteen_bits(dtype, stride):
     x = every_half(dtype).repeat_interleave(stride)[::stride]
     rule = a_rule(Entry(), lr=0.0)
     batch = state_of([x.clone() if stride == 1 else x], [torch.ones(2**16, dtype=dtype)], rule)
     fused(batch, rule)
     torch.testing.assert_close(batch.params[0], every_half(dtype), rtol=0, atol=0, equal_nan=True)
-
-    moved = torch.zeros(2**16, dtype=dtype)
-    lr = torch.full((), 1 / 3)
-    batch = state_of([moved], [every_half(dtype)], a_rule(Row()))
-    batch.statistics[0].fill_(1)
-    rule = a_rule(Whole(), lr=float(lr), betas=(0.0, 0.0), eps=0.0)
-    batch = batch._replace(averages=[torch.zeros(2**16)], statistics=[torch.zeros(1)])
-    fused(batch, rule)  # the sum is NaN, and so is all
-    assert batch.params[0].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -333,6 +324,109 @@ def test_torch_checks_the_operator():
     batch = state_of([torch.randn(6, 4)], [torch.randn(6, 4)], a_rule(Row()))
     arguments = (*batch, torch.tensor(0.1), [1e-10, 0.0, 0.0, 0.0], [False] * 6)
     torch.library.opcheck(torch.ops.matrix_adagrad.step.default, arguments)
+
+
+# -------------------------------------------------------------------------------- what the kernels must not be given
+
+
+def stepped(cls=MatrixMomentum, shape=(4, 4), **options):
+    x = Parameter(torch.ones(shape))
+    optimizer = cls([x], **options)
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    return x, optimizer
+
+
+def test_a_parameter_of_another_shape_than_its_state_is_refused_by_name():
+    x, optimizer = stepped()
+    x.data = torch.zeros(3000, 40)
+    x.grad = torch.ones_like(x)
+    with pytest.raises(RuntimeError, match=r"parameter 0 has shape \(3000, 40\) and geometry row, and a state"):
+        optimizer.step()
+
+
+def test_a_geometry_that_is_edited_after_the_first_step_is_refused_by_name():
+    _, optimizer = stepped()
+    optimizer.param_groups[0]["geometry"] = "whole"
+    with pytest.raises(RuntimeError, match=r"geometry whole, and a state of shape \(4, 1\), made for others"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("wrong", ["average of another shape", "gradient of another shape", "state on another device"])
+def test_tensors_that_do_not_belong_together_raise_and_never_reach_the_kernels(wrong):
+    x, optimizer = stepped()
+    state = optimizer.state[x]
+    if wrong == "average of another shape":
+        state["exp_avg"] = torch.zeros(2, 3)
+    elif wrong == "gradient of another shape":
+        x.data = torch.ones(4, 5000)  # torch checks a gradient only when it is set
+    else:
+        state["exp_avg_sq"] = state["exp_avg_sq"].to("meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        optimizer.step()
+
+
+def test_lazy_negatives_and_zeros_are_left_to_torch():
+    for way in ({}, {"foreach": False}):
+        x = Parameter(torch.ones(3, 4, dtype=torch.cfloat).mul(1j).conj().imag)
+        assert x.is_neg()
+        x.grad = torch.ones(3, 4)
+        RowAdaGrad([x], lr=0.5, **way).step()
+        torch.testing.assert_close(x.detach(), torch.full((3, 4), -1.25))
+    x = Parameter(torch.ones(2, 2))
+    x.grad = torch._efficientzerotensor((2, 2))
+    RowAdaGrad([x]).step()
+    assert torch.equal(x.detach(), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float64])
+def test_a_count_of_steps_of_any_dtype_is_counted_on(dtype):
+    x, optimizer = stepped()
+    optimizer.state[x]["step"] = optimizer.state[x]["step"].to(dtype)
+    optimizer.step()
+    assert optimizer.state[x]["step"].item() == 2
+
+
+def test_an_empty_parameter_with_a_statistic_with_gaps_touches_nothing_else():
+    x, optimizer = stepped(geometry="column", shape=(0, 5))
+    base = torch.ones(1, 10)
+    optimizer.state[x]["exp_avg_sq"] = base[:, ::2]
+    optimizer.step()
+    assert torch.equal(base[:, 1::2], torch.ones(1, 5))
+    assert (base[:, ::2] < 1).all()
+
+
+def test_a_small_gradient_joins_a_large_average_without_being_swallowed():
+    """As torch's lerp: with β₁ = 0 the average is the last gradient, whatever came before."""
+    for geometry in GEOMETRIES[:4]:
+        x, optimizer = stepped(geometry=geometry, betas=(0.0, 0.5))
+        x.grad = torch.full_like(x, 1e8)
+        optimizer.step()
+        x.grad = torch.ones_like(x)
+        optimizer.step()
+        assert torch.equal(optimizer.state[x]["exp_avg"], torch.ones(4, 4))
+
+
+def test_a_state_from_another_memory_format_is_walked_like_the_parameter():
+    saved = stepped(shape=(4, 2, 3, 3))[1].state_dict()
+    x = Parameter(torch.ones(4, 2, 3, 3).contiguous(memory_format=torch.channels_last))
+    optimizer = MatrixMomentum([x], fused=True)
+    optimizer.load_state_dict(saved)
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    assert optimizer.state[x]["exp_avg"].stride() == x.stride()
+
+
+@pytest.mark.separate_process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_small_step_works_in_a_forked_process():
+    program = (
+        "import os, torch\nfrom matrix_adagrad import RowAdaGrad\n"
+        "x = torch.nn.Parameter(torch.ones(4, 4))\nx.grad = torch.ones_like(x)\no = RowAdaGrad([x], fused=True)\n"
+        "o.step()\nchild = os.fork()\no.step()\nif not child: os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 # ---------------------------------------------------------------------------------------------------- memory, loading

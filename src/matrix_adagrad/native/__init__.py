@@ -6,11 +6,12 @@ import ctypes
 import functools
 import importlib.machinery
 import logging
+import struct
 from pathlib import Path
 
-__all__ = ["LIBRARY", "TENSOR_FIELDS", "load", "missing"]
+__all__ = ["LIBRARY", "RULE", "TENSOR_FIELDS", "load", "missing"]
 
-# The fields of the two structs in kernels.h, of 8 bytes each.
+# The structs `tensor`, with so many fields of 8 bytes, and `rule` of kernels.h.
 TENSOR_FIELDS = 20
 RULE = "5d5qQ"
 
@@ -47,6 +48,9 @@ def missing() -> str:
 def load() -> ctypes.CDLL:
     """The library; torch must be imported before, so that both share its threads."""
     library = ctypes.CDLL(str(LIBRARY))
+    library.matrix_adagrad_layout.restype = ctypes.c_int64
+    if library.matrix_adagrad_layout() != 8 * TENSOR_FIELDS << 32 | struct.calcsize(RULE):
+        raise OSError("it is of another version: reinstall")
     for name in ("matrix_adagrad_step", "matrix_adagrad_sparse_step"):
         function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]

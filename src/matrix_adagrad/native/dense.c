@@ -11,13 +11,14 @@ extern const arithmetic *const ARITHMETIC_ANYWHERE[DTYPES], *const ARITHMETIC_AV
 const arithmetic *arithmetic_of(int64_t dtype)
 {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
         return ARITHMETIC_AVX2[dtype];
 #endif
     return ARITHMETIC_ANYWHERE[dtype];
 }
 
-settings settle(const tensor *t, const rule *r, int64_t number)
+settings begin_step(const tensor *t, const rule *r, int64_t number)
 {
     double step;
     if (t->step_is_f64) step = *(double *)t->step += 1;
@@ -31,6 +32,7 @@ settings settle(const tensor *t, const rule *r, int64_t number)
         .eps = r->eps,
         .keep = r->momentum ? r->beta2 : 1,
         .fresh = (r->momentum ? 1 - r->beta2 : 1) / members,
+        .beta1 = r->beta1,
         .join = 1 - r->beta1,
         .sign = r->maximize ? -1 : 1,
         .l2 = r->decoupled ? 0 : r->weight_decay,
@@ -54,8 +56,6 @@ typedef struct {
 typedef struct {
     double x[TILE], g[TILE], average[TILE], v[TILE];
 } buffers;
-
-enum { READ = 1, MOVE = 2 }; /* what is done to a tile */
 
 static work plan(const tensor *t, const settings *s)
 {
@@ -168,7 +168,7 @@ static void move_box(const work *w, box b, double scale, buffers *room)
 }
 
 /* V of block k from its sum of squares; returns the scale. */
-static double settle_block(const work *w, int64_t k, double sum)
+static double accumulate_block(const work *w, int64_t k, double sum)
 {
     double square, scale;
     put_real(&square, 0, w->f->real, sum);
@@ -184,7 +184,7 @@ static void step_rows(const work *w, box b, buffers *room)
     const int64_t real = w->f->real;
     void *v = w->t->statistic.data;
     if (w->t->inner > w->columns) {
-        for (int64_t i = b.i0; i < b.i1; i++) settle_block(w, i, sum_box(w, (box){i, i + 1, b.j0, b.j1}, room));
+        for (int64_t i = b.i0; i < b.i1; i++) accumulate_block(w, i, sum_box(w, (box){i, i + 1, b.j0, b.j1}, room));
         for (int64_t i = b.i0; i < b.i1; i++) {
             w->f->scales(w->s, at(v, i, real), NULL, NULL, scales, 1);
             move_box(w, (box){i, i + 1, b.j0, b.j1}, real_at(scales, 0, real), room);
@@ -251,8 +251,6 @@ static void move_columns(const work *w, box b, const void *scales, buffers *room
 
 /* --------------------------------------------------------------------------------------------------- whole tensors */
 
-#define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
-
 /* A tensor is cut into pieces: some rows, or a part of one. Large ones suit memory, for what is read twice has PIECE bytes
    then; small ones suit threads, and there are at least PIECES. */
 static int64_t entries_a_piece(const work *w)
@@ -306,7 +304,7 @@ static void per_long_block(const work *w, int64_t threads, double *sums)
     for (int64_t b = 0; b < blocks; b++) {
         double sum = 0;
         for (int64_t q = 0; q < parts; q++) sum += sums[b * parts + q];
-        scales[b] = settle_block(w, b, sum);
+        scales[b] = accumulate_block(w, b, sum);
     }
     PARALLEL_FOR
     for (int64_t p = 0; p < count; p++) {
@@ -360,26 +358,34 @@ static void step(const tensor *t, const settings *s, int64_t threads, void *scra
     else {
         buffers room;
         box all = {0, t->outer, 0, t->inner};
-        move_box(&w, all, settle_block(&w, 0, sum_box(&w, all, &room)), &room);
+        move_box(&w, all, accumulate_block(&w, 0, sum_box(&w, all, &room)), &room);
     }
 }
+
+/* The sizes of what is handed over, so that a library of another version is found out. */
+EXPORT int64_t matrix_adagrad_layout(void) { return (int64_t)sizeof(tensor) << 32 | (int64_t)sizeof(rule); }
 
 /* One step of every tensor: small ones side by side, large ones one after the other, each by all threads. */
 EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads)
 {
     int large = 0;
-    for (int64_t i = 0; i < count; i++) large |= tensors[i].outer * tensors[i].inner >= LARGE;
+    int64_t entries = 0;
+    for (int64_t i = 0; i < count; i++) {
+        entries += tensors[i].outer * tensors[i].inner;
+        large |= tensors[i].outer * tensors[i].inner >= LARGE;
+    }
+    if (entries <= SERIAL) threads = 1;
     void *scratch = large ? malloc(SCRATCH) : NULL;
     if (large && !scratch) return -1;
     PARALLEL_FOR
     for (int64_t i = 0; i < count; i++)
         if (tensors[i].outer * tensors[i].inner < LARGE) {
-            settings s = settle(&tensors[i], r, i);
+            settings s = begin_step(&tensors[i], r, i);
             step(&tensors[i], &s, 1, NULL);
         }
     for (int64_t i = 0; large && i < count; i++)
         if (tensors[i].outer * tensors[i].inner >= LARGE) {
-            settings s = settle(&tensors[i], r, i);
+            settings s = begin_step(&tensors[i], r, i);
             step(&tensors[i], &s, threads, scratch);
         }
     free(scratch);

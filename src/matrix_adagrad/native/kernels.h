@@ -17,6 +17,7 @@ enum {
     PIECES = 64,       /* of a tensor, at least, if they are not too small then */
     LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
     STRIPE = 8192,     /* columns that are summed together */
+    SERIAL = 1 << 15,  /* entries up to which one thread is sooner done than several, and safe in a forked process */
     SCRATCH = 1 << 19, /* bytes, at most, for partial sums */
 };
 
@@ -48,7 +49,7 @@ typedef struct {
 typedef struct {
     double lr, variance, eps; /* the scale: lr / (√(variance · V) + eps) */
     double keep, fresh;       /* V ← keep · V + fresh · Σg² */
-    double join;              /* D ← D + join · (g − D), the running average */
+    double beta1, join;       /* D ← D + join · (g − D), the running average; join is 1 − β₁ */
     double sign, l2, shrink;  /* g ← sign · g + l2 · x, and x ← shrink · x − scale · D */
     int64_t momentum;
     uint64_t seed;
@@ -84,13 +85,16 @@ typedef struct {
 
 const arithmetic *arithmetic_of(int64_t dtype); /* for the CPU that runs this */
 
-settings settle(const tensor *t, const rule *r, int64_t number); /* counts the step too */
+settings begin_step(const tensor *t, const rule *r, int64_t number); /* the rule for this tensor; counts the step */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline void *at(const void *data, int64_t entries, int64_t size) { return (char *)data + entries * size; }
 
+enum { READ = 1, MOVE = 2 }; /* what is done to a tile */
+
+#define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
 #define EXPORT __attribute__((visibility("default")))
 
 #endif

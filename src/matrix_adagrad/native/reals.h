@@ -28,7 +28,8 @@ static void NAME(scales)(const settings *s, void *v_, const int64_t *places, con
 INLINE void NAME(step_entries_as)(const tile *t, const settings *s, int momentum)
 {
     REAL lr = (REAL)s->lr, variance = (REAL)s->variance, eps = (REAL)s->eps, shrink = (REAL)s->shrink;
-    REAL keep = (REAL)s->keep, fresh = (REAL)s->fresh, join = (REAL)s->join, sign = (REAL)t->sign;
+    REAL keep = (REAL)s->keep, fresh = (REAL)s->fresh, sign = (REAL)t->sign;
+    REAL beta1 = (REAL)s->beta1, join = (REAL)s->join;
     for (int64_t k = 0; k < t->rows; k++) {
         int64_t place = t->places ? t->places[k] : k;
         const REAL *restrict g = (const REAL *)t->g + k * t->g_row;
@@ -37,7 +38,7 @@ INLINE void NAME(step_entries_as)(const tile *t, const settings *s, int momentum
         for (int64_t j = 0; j < t->columns; j++) {
             REAL d = sign * g[j];
             v[j] = keep * v[j] + fresh * (d * d);
-            if (momentum) d = average[j] += join * (d - average[j]);
+            if (momentum) d = average[j] = JOIN(average[j], d);
             x[j] = x[j] * shrink - NAME(scale)(v[j], lr, variance, eps) * d;
         }
     }

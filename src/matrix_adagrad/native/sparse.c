@@ -53,9 +53,9 @@ typedef struct {
     int64_t *rows;   /* the rows that are touched, each once */
     int64_t *starts; /* where they start in `order` */
     int64_t count;
-} touched;
+} sorted_rows;
 
-static touched sort(const tensor *t, uint64_t *room, int64_t *counts, int64_t threads)
+static sorted_rows sort(const tensor *t, uint64_t *room, int64_t *counts, int64_t threads)
 {
     int64_t n = t->touched;
     uint64_t *from = room, *to = room + n, increasing = 1;
@@ -70,7 +70,7 @@ static touched sort(const tensor *t, uint64_t *room, int64_t *counts, int64_t th
         uint64_t *sorted = to;
         to = from, from = sorted;
     }
-    touched s = {from, (int64_t *)room + 2 * n, (int64_t *)room + 3 * n, 0};
+    sorted_rows s = {from, (int64_t *)room + 2 * n, (int64_t *)room + 3 * n, 0};
     for (int64_t k = 0; k < n; k++) {
         int64_t row = (int64_t)(from[k] >> 32);
         s.rows[s.count] = row; /* overwritten while the same row goes on */
@@ -88,7 +88,7 @@ typedef struct {
     const settings *s;
     const arithmetic *stored, *f; /* of the table, and of the tiles */
     int staged;                   /* rows of the table are copied to a tile and back */
-    touched rows;
+    sorted_rows rows;
     int64_t batch, capacity; /* rows, and entries, of a tile */
     char *room;              /* of all threads */
 } work;
@@ -133,8 +133,6 @@ static tile open_rows(const work *w, int64_t k, int64_t n)
     return e;
 }
 
-enum { READ = 1, MOVE = 2 };
-
 static void close_rows(const work *w, const tile *e, int64_t k, int what)
 {
     const tensor *t = w->t;
@@ -149,8 +147,6 @@ static void close_rows(const work *w, const tile *e, int64_t k, int what)
 }
 
 /* ---------------------------------------------------------------------------------------------------------- tables */
-
-#define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
 
 /* Rows that have scales of their own, for the row or for its entries: all is done at once. */
 static void per_row(const work *w, int64_t threads)
@@ -214,7 +210,7 @@ static int64_t step(const tensor *t, const rule *r, int64_t number, int64_t thre
     char *sums = malloc((size_t)(chunks * most(1, width) * f->real));
     int64_t failed = !order || !counts || !room || !sums ? -1 : 0;
     if (!failed) {
-        settings s = settle(t, r, number);
+        settings s = begin_step(t, r, number);
         int neighbours = t->x.inner == 1 && (!s.momentum || t->average.inner == 1) &&
                          (t->kind != PER_ENTRY || t->statistic.inner == 1);
         int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
@@ -231,7 +227,8 @@ EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, 
 {
     int64_t failed = 0;
     for (int64_t i = 0; i < count && !failed; i++)
-        if (tensors[i].touched) failed = step(&tensors[i], r, i, threads);
-        else settle(&tensors[i], r, i);
+        if (tensors[i].touched)
+            failed = step(&tensors[i], r, i, tensors[i].touched * tensors[i].inner <= SERIAL ? 1 : threads);
+        else begin_step(&tensors[i], r, i);
     return failed;
 }

@@ -129,6 +129,10 @@ INLINE u16x8 to_f16(f32x8 f) /* to the nearest, ties to even */
 }
 #endif
 
+/* The running average after g has joined it. Near β₁ = 0 that is g but for a little: the little is taken from g then, or
+   a large average would swallow a small g. */
+#define JOIN(before, g) (beta1 > 0.5 ? (before) + join * ((g) - (before)) : (g) - beta1 * ((g) - (before)))
+
 /* ---------------------------------------------------------------------------------------------------- the dtypes */
 
 #define REAL float

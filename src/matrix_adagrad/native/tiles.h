@@ -61,31 +61,25 @@ INLINE void NAME(put_real)(REAL *e, REALS r, int64_t m)
 
 /* ------------------------------------------------------------------------------------------------------- reading g */
 
-INLINE REALS NAME(join)(REAL *average, REALS g, REAL sign, REAL join, int64_t m)
-{
-    REALS before = GET_REAL(average);
-    PUT_REAL(average, before + join * (sign * g - before));
-    return g;
-}
-
-INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL join, int momentum, int64_t m)
+INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL beta1, REAL join,
+                         int momentum, int64_t m)
 {
     REALS e = GET(g);
-    if (momentum) NAME(join)(average, e, sign, join, m);
+    if (momentum) PUT_REAL(average, JOIN(GET_REAL(average), sign * e));
     return e * e;
 }
 
 /* Lanes add up independently, then in pairs: a fixed order that registers of any width can follow. */
 INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *restrict squares, int momentum)
 {
-    REAL sign = (REAL)t->sign, join = (REAL)s->join;
+    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
     int64_t n = t->columns;
     for (int64_t k = 0; k < t->rows; k++) {
         const STORED *g = G_ROW(k);
         REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
         REALS a = {0}, b = {0}, c = {0}, d = {0};
         int64_t j = 0;
-#define SQUARE(from, m) NAME(square)(g + (from), momentum ? average + (from) : NULL, sign, join, momentum, m)
+#define SQUARE(from, m) NAME(square)(g + (from), momentum ? average + (from) : NULL, sign, beta1, join, momentum, m)
 #ifdef SUM_FIRST
         if (!momentum) a = SUM_FIRST(g, n, &j);
 #endif
@@ -113,9 +107,9 @@ static void NAME(read_rows)(const tile *t, const settings *s, void *squares)
 /* Four rows at a time, so that the sums are fetched and put back once for four entries. */
 INLINE void NAME(read_columns_as)(const tile *t, const settings *s, REAL *restrict sums, int momentum)
 {
-    REAL sign = (REAL)t->sign, join = (REAL)s->join;
+    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
     int64_t n = t->columns;
-#define SQUARE(k) NAME(square)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, join, momentum, m)
+#define SQUARE(k) NAME(square)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, beta1, join, momentum, m)
     int64_t k = 0;
     for (; k + 4 <= t->rows; k += 4) {
         int64_t j = 0;

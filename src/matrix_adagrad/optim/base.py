@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -185,6 +186,12 @@ class MatrixOptimizer(Optimizer):
             if is_sparse:
                 self._check_sparse(self._name(group, i), param, param.grad)
             state = self._state_of(param, group)
+            if state[self.STATISTIC].shape != _statistic_shape(group["geometry"], param.shape):
+                shape, geometry = tuple(state[self.STATISTIC].shape), group["geometry"]
+                raise RuntimeError(
+                    f"{self._name(group, i)} has shape {tuple(param.shape)} and geometry {geometry}, "
+                    f"and a state of shape {shape}, made for others: make a new optimizer"
+                )
             params.append(param)
             grads.append(param.grad)
             steps.append(state[STEP])
@@ -298,9 +305,9 @@ class MatrixOptimizer(Optimizer):
         if key == STEP:
             return self._count(value, param, group)
         if key == self.STATISTIC:
-            return value.to(device=param.device, dtype=dtype.to_real())
+            return _empty_like(param, tuple(value.shape), dtype.to_real()).copy_(value)
         if key == self.AVERAGE:
-            return value.to(device=param.device, dtype=dtype)
+            return torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(value)
         return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -324,6 +331,11 @@ class _AsItIs:
 def _name_geometries(_: Optimizer, state_dict: StateDict) -> None:
     for group in state_dict["param_groups"]:
         group["geometry"] = str(group["geometry"])
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _statistic_shape(geometry: Geometry, shape: torch.Size) -> tuple[int, ...]:
+    return geometry.statistic_shape(shape)
 
 
 def _empty_like(param: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

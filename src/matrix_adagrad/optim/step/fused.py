@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import functools
-import math
 import struct
 from typing import NamedTuple
 
@@ -57,10 +56,13 @@ def _matrix(
     ]
     if any(dim.size > 1 and (0 in dim.strides[::2] or not (dim.inside or dim.strides[3])) for dim in dims):
         raise NotCoveredError("it has entries that share their memory")
-    if 0 in shape:
-        if sparse:
+    if any(block not in (1, size) for size, block in zip(shape, blocks, strict=True)):
+        raise NotCoveredError(f"it has shape {tuple(shape)}, and a statistic of shape {tuple(blocks)}")
+    if 0 in shape:  # a matrix without rows: only its statistics fade
+        scales = _merge([dim._replace(strides=dim.strides[3:] * 4) for dim in dims if not dim.inside])
+        if sparse or len(scales) > 1 or scales[0].strides[0] != 1:
             raise NotCoveredError("it is empty")
-        return (1,) * 8 + (0, math.prod(blocks), _PER_INNER)  # a matrix without rows: only its statistics fade
+        return (1,) * 8 + (0, scales[0].size, _PER_INNER)
     if sparse:
         return _sparse_matrix(dims)
     inside, outside = (_merge([dim for dim in dims if dim.inside is flag]) for flag in (True, False))
@@ -111,8 +113,10 @@ def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
     average = batch.averages[i] if batch.averages else statistic
     dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
     is_sparse = g.layout is torch.sparse_coo
-    if dtype is None or not x.is_cpu or g.is_neg() or not (is_sparse or g.layout is torch.strided) or native.missing():
+    if dtype is None or native.missing() or not _are_arrays(x, g, statistic, average, step):
         raise NotCoveredError(_reason(x, g, statistic, average))
+    if g.shape != x.shape or (batch.averages and average.shape != x.shape):
+        raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
     index = touched = 0
     if is_sparse:
         (rows,), g = g._indices(), g._values()
@@ -140,13 +144,22 @@ def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
     )
 
 
+def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> bool:
+    """Whether the numbers of all of them lie in this machine's memory as they are."""
+    return (
+        (x.is_cpu and g.is_cpu and statistic.is_cpu and average.is_cpu and step.is_cpu)
+        and (g.layout is torch.strided or g.layout is torch.sparse_coo)
+        and not (x.is_neg() or g.is_neg() or g._is_zerotensor())
+        and (step.dtype is torch.float32 or step.dtype is torch.float64)
+    )
+
+
 def _reason(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor) -> str:
     if native.missing():
         return native.missing()
-    if not x.is_cpu or g.is_neg() or g.layout not in (torch.strided, torch.sparse_coo):
-        return f"it is on {x.device}, with a gradient of {g.layout}: the kernels work on arrays of a CPU"
+    where = f"it is on {x.device}, its gradient on {g.device}, its state on {statistic.device}"
     state = f"{statistic.dtype} and {average.dtype}"
-    return f"it has dtype {x.dtype}, a gradient of {g.dtype} and a state of {state}"
+    return f"{where}, of dtypes {x.dtype}, {g.dtype}, {state}: they work on arrays of a CPU of one dtype"
 
 
 def _rule(rule: Rule, random: bool) -> bytes:
@@ -164,7 +177,7 @@ def _rule(rule: Rule, random: bool) -> bytes:
         rule.decoupled_weight_decay,
         rule.maximize,
         rule.reduction == "mean",
-        int(torch.randint(1, 1 << 62, ())) if random else 0,
+        int(torch.randint(1, 1 << 62, (), device="cpu")) if random else 0,
     )
 
 
@@ -185,9 +198,9 @@ def run(fields: array.array[int], batch: Batch, rule: Rule) -> None:
     step = library.matrix_adagrad_sparse_step if batch.grads[0].is_sparse else library.matrix_adagrad_step
     at, _ = fields.buffer_info()
     random = rule.stochastic_rounding and any(param.dtype is torch.bfloat16 for param in batch.params)
-    if step(at, len(batch.params), _rule(rule, random), torch.get_num_threads()):
-        raise MemoryError("no memory was left for the sums of a step")
     torch.autograd.graph.increment_version([*batch.params, *batch.averages, *batch.statistics, *batch.steps])
+    if step(at, len(batch.params), _rule(rule, random), torch.get_num_threads()):
+        raise MemoryError("no memory was left to sort and sum gradients: the step was not taken, or not for all")
 
 
 def compiled(batch: Batch, rule: Rule) -> None:
@@ -200,7 +213,7 @@ def compiled(batch: Batch, rule: Rule) -> None:
         [view(average) for average in batch.averages],
         batch.statistics,
         batch.steps,
-        rule.lr if isinstance(rule.lr, Tensor) else torch.tensor(rule.lr, dtype=torch.float64),
+        rule.lr if isinstance(rule.lr, Tensor) else torch.tensor(rule.lr, dtype=torch.float64, device="cpu"),
         [rule.eps, rule.weight_decay, beta1, beta2],
         [
             rule.betas is not None,
@@ -239,7 +252,10 @@ def _step(
         stochastic_rounding=stochastic_rounding,
         capturable=False,
     )
-    fused(Batch(params, grads, averages, statistics, steps), rule)
+    try:
+        fused(Batch(params, grads, averages, statistics, steps), rule)
+    except NotCoveredError as reason:
+        raise RuntimeError(f"fused=True is not possible here: {reason}; leave fused=None") from None
 
 
 @_step.register_fake
