@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -33,14 +34,18 @@ class Times:
 
 
 def time_interleaved(calls: Mapping[str, Callable[[], object]], rounds: int = 15) -> dict[str, Times]:
-    """Time every call once a round, in turn, so that whatever else the machine does meets them all."""
+    """Time every call once a round, so that whatever else the machine does meets them all.
+
+    The order changes from round to round: a call that leaves the caches or the memory in disorder harms no one other.
+    """
     for call in calls.values():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    order = random.Random(0)
     for _ in range(rounds):
-        for name, call in calls.items():
+        for name in order.sample(list(calls), len(calls)):
             start = time.perf_counter()
-            call()
+            calls[name]()
             seconds[name].append(time.perf_counter() - start)
     return {name: Times(tuple(values)) for name, values in seconds.items()}
 

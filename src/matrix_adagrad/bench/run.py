@@ -220,11 +220,13 @@ def _zipf(exponent: float, rows: int, shape: tuple[int, int]) -> Tensor:
 
 
 def _growth(rounds: int, sizes: Sequence[int]) -> Case:
+    """The same batches, as often repeated and spread over the whole table, on larger and larger tables."""
     made: dict[str, Any] = {}
+    batches = [torch.randint(sizes[0], (1, 81_920)) for _ in range(rounds + 2)]
+    values = torch.randn(81_920, 64)
     for rows in sizes:
         table = Parameter(torch.zeros(rows, 64).normal_())
-        values = torch.randn(81_920, 64)
-        pool = itertools.cycle([torch.randint(rows, (1, 81_920)) for _ in range(rounds + 2)])
+        pool = itertools.cycle([batch * (rows // sizes[0]) for batch in batches])
         optimizer = RowAdaGrad([table])
 
         def step(

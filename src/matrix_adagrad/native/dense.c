@@ -64,8 +64,8 @@ static work plan(const tensor *t, const settings *s)
     const arithmetic *stored = arithmetic_of(t->dtype), *real = arithmetic_of(t->dtype == F64 ? F64 : F32);
     int staged = !neighbours || s->l2 != 0 || s->seed != 0 || (t->kind == PER_ENTRY && stored != real);
     int by_column = t->kind == PER_INNER && !staged;
-    int64_t columns = most(1, least(t->inner, staged ? TILE : by_column ? STRIPE : 2 * TILE));
-    int64_t rows = by_column ? ROWS : least(ROWS, most(1, TILE / columns));
+    int64_t columns = most(1, least(t->inner, staged ? TILE : by_column ? STRIPE : LONG));
+    int64_t rows = staged ? least(ROWS, most(1, TILE / columns)) : ROWS;
     return (work){t, s, stored, staged ? real : stored, staged, rows, columns};
 }
 

@@ -11,7 +11,8 @@
 
 enum {
     ROWS = 64,         /* the most rows whose scales are taken together */
-    TILE = 2048,       /* entries, about, that are worked on at once: a few such buffers stay in the nearest cache */
+    TILE = 2048,       /* entries of a tile that is copied: a few such buffers stay in the nearest cache */
+    LONG = 8 * TILE,   /* entries of a row that are read or moved in one go, where nothing is copied */
     PIECE = 1 << 21,   /* bytes, at most, of a piece of work for one thread */
     LEAST = 1 << 14,   /* entries, at least, of a piece */
     PIECES = 64,       /* of a tensor, at least, if they are not too small then */

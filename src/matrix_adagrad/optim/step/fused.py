@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import functools
+import math
 import struct
 from typing import NamedTuple
 
@@ -59,10 +60,11 @@ def _matrix(
     if any(block not in (1, size) for size, block in zip(shape, blocks, strict=True)):
         raise NotCoveredError(f"it has shape {tuple(shape)}, and a statistic of shape {tuple(blocks)}")
     if 0 in shape:  # a matrix without rows: only its statistics fade
+        count = math.prod(blocks)
         scales = _merge([dim._replace(strides=dim.strides[3:] * 4) for dim in dims if not dim.inside])
-        if sparse or len(scales) > 1 or scales[0].strides[0] != 1:
+        if sparse or (count > 1 and (len(scales) > 1 or scales[0].strides[0] != 1)):
             raise NotCoveredError("it is empty")
-        return (1,) * 8 + (0, scales[0].size, _PER_INNER)
+        return (1,) * 8 + (0, count, _PER_INNER)
     if sparse:
         return _sparse_matrix(dims)
     inside, outside = (_merge([dim for dim in dims if dim.inside is flag]) for flag in (True, False))
