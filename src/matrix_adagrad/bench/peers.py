@@ -91,7 +91,6 @@ DENSE: dict[str, Peer] = {
     "ColumnMomentum": Peer(lambda params: ColumnMomentum(params, lr=1e-3), 6),
     "RowAdaGrad, foreach": Peer(lambda params: RowAdaGrad(params, lr=1e-3, foreach=True), 3),
 }
-# AdamMini is made from a model and steps once a closure; the rest step on whatever gradients there are.
 SPARSE: dict[str, Callable[[Any], Optimizer]] = {
     "torch Adagrad": lambda params: Adagrad(params, lr=1e-2),
     "torch SparseAdam": lambda params: torch.optim.SparseAdam(params, lr=1e-3),
