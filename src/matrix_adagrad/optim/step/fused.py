@@ -30,6 +30,10 @@ _MOST_ROWS = 1 << 32  # of a table with a sparse gradient: a row and its place s
 class NotCoveredError(Exception):
     """The kernels do not cover a tensor, for the reason given."""
 
+    def refusal(self) -> RuntimeError:
+        """The error for who asked for the kernels."""
+        return RuntimeError(f"fused=True is not possible here: {self}; leave fused=None")
+
 
 class _Dim(NamedTuple):
     """A dimension: its size, its strides in x, g, average and statistic, and whether it lies inside a block."""
@@ -257,7 +261,7 @@ def _step(
     try:
         fused(Batch(params, grads, averages, statistics, steps), rule)
     except NotCoveredError as reason:
-        raise RuntimeError(f"fused=True is not possible here: {reason}; leave fused=None") from None
+        raise reason.refusal() from None
 
 
 @_step.register_fake

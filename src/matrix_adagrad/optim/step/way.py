@@ -21,7 +21,7 @@ from matrix_adagrad.optim.step.sparse import sparse
 def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
     """The step, ready to be run, in parts; an error if the way that the user asks for is not possible."""
     if group["fused"] or _may_be_fused(group):
-        if not torch.compiler.is_compiling() and all(type(param) in (Tensor, Parameter) for param in batch.params):
+        if not torch.compiler.is_compiling() and _are_plain(batch.params):
             fields, covered, batch = _covered(batch, rule, group)
             if covered.params:
                 yield functools.partial(run, fields, covered, rule)
@@ -36,17 +36,17 @@ def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[
 
 def _covered(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> tuple[array.array[int], Batch, Batch]:
     """What the kernels need to know of the tensors that they cover, these tensors, and the rest."""
-    fields, rest = array.array("q"), []
+    fields, covered, rest = array.array("q"), [], []
     for i in range(len(batch.params)):
         try:
             fields.extend(describe(batch, rule, i))
+            covered.append(i)
         except NotCoveredError as reason:
             if group["fused"]:
-                raise RuntimeError(f"fused=True is not possible here: {reason}; leave fused=None") from None
+                raise reason.refusal() from None
             rest.append(i)
     if not rest:
         return fields, batch, Batch([], [], [], [], [])
-    covered = [i for i in range(len(batch.params)) if i not in set(rest)]
     return fields, _some(batch, covered), _some(batch, rest)
 
 
@@ -62,4 +62,8 @@ def _runs_foreach(params: list[Tensor], group: Mapping[str, Any]) -> bool:
     """The user's own choice, else foreach wherever its operators work: on plain tensors, without autograd."""
     if group["foreach"] is not None:
         return bool(group["foreach"])
-    return not group["differentiable"] and all(type(param) in (Tensor, Parameter) for param in params)
+    return not group["differentiable"] and _are_plain(params)
+
+
+def _are_plain(params: list[Tensor]) -> bool:
+    return all(type(param) in (Tensor, Parameter) for param in params)
