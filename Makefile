@@ -32,7 +32,7 @@ test-sanitized: .venv/ready-test ## the native kernels under the address and und
 	  -o $(SANITIZED) -lm
 	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -q -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
-	  tests/optim/test_sparse.py
+	  tests/optim/test_sparse.py tests/domains/test_native.py
 
 lint: .venv/ready-test ## style and types
 	@echo "lint: ruff and mypy"
@@ -64,7 +64,7 @@ clean: ## remove everything that was made here
 .venv/ready: pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
 	@echo "setup: .venv with matrix-adagrad"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . numpy # without which torch complains
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments]'
 	@touch $@
 
 .venv/ready-%: .venv/ready

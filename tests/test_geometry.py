@@ -22,6 +22,17 @@ def matrix(shape, seed=0):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+@given(geometries, shapes)
+def test_a_spread_statistic_gives_each_entry_the_number_of_its_block(geometry, shape):
+    if 0 in shape:
+        return
+    numbers = torch.arange(geometry.scales(shape)).view(geometry.statistic_shape(shape))
+    spread = geometry.spread(numbers, shape)
+    assert torch.equal(geometry.view(spread.expand(shape).contiguous()), numbers.expand(geometry.cut(shape)))
+    if geometry in (Row(), Blocks(rows=2)) and len(shape) > 1:
+        assert spread.shape == (shape[0], *(1 for _ in shape[1:]))  # no larger than it must be
+
+
 @pytest.mark.parametrize(
     ("geometry", "shape", "expected"),
     [

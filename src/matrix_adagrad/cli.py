@@ -1,4 +1,4 @@
-"""The command line: ``matrix-adagrad reproduce`` and ``matrix-adagrad bench``."""
+"""The command line: ``matrix-adagrad reproduce``, ``matrix-adagrad bench`` and ``matrix-adagrad data``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from matrix_adagrad.experiments import mlp, motivating
+from matrix_adagrad.experiments import data, mlp, motivating
 from matrix_adagrad.version import __version__
 
 __all__ = ["main"]
@@ -39,11 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help="small tensors, which fit into caches: to see that it works"
     )
     bench.add_argument("--out", type=Path, default=Path("results"), help="where bench.json and bench.png go")
+    fetch = commands.add_parser("data", help="get MovieLens 100K and check it")
+    fetch.add_argument("--path", type=Path, help="your u.data, ml-100k.zip or ml-100k.inter, or a folder with one")
     options = parser.parse_args(arguments)
     try:
         if options.command == "bench":
             _bench(options.rounds, options.threads, options.out, options.quick)
             return 0
+        if options.command == "data":
+            return _data(options.path)
         if options.what in ("all", "examples"):
             _examples()
         if options.what in ("all", "mlp"):
@@ -91,6 +95,19 @@ def _bench(rounds: int, threads: int, out: Path, quick: bool) -> None:
     result = run.run(max(2, rounds), quick=quick, show=report.print_case)
     report.print_bars(result.bars)
     print("\nwritten: " + ", ".join(map(str, report.save(result, out))))
+
+
+def _data(path: Path | None) -> int:
+    try:
+        found = data.movielens(path)
+    except (OSError, ValueError) as error:
+        print(f"matrix-adagrad data: {error}", file=sys.stderr)
+        return 1
+    users, items = len(found.users.unique()), len(found.items.unique())
+    print(f"MovieLens 100K, from {found.source}")
+    print(f"{len(found.ratings):,} ratings of {items:,} items by {users:,} users, as published")
+    print(f"cached: {found.cached or 'no, it could not be written'}")
+    return 0
 
 
 def _positive(text: str) -> int:

@@ -122,6 +122,27 @@ class Geometry(ABC):
         """
         return sum_squares(self.view(x).to(wide_dtype(x.dtype)), self.dims(x.shape))
 
+    def spread(self, statistic: Tensor, shape: Shape) -> Tensor:
+        """A statistic of a tensor of this shape, in a shape that broadcasts against the tensor itself, not only `view`.
+
+        >>> import torch
+        >>> Blocks(rows=2).spread(torch.tensor([[[1.0]], [[2.0]]]), (4, 3)).flatten()
+        tensor([1., 1., 2., 2.])
+        """
+        cut = self.cut(shape)
+        if len(cut) == len(shape):
+            return statistic
+        sizes, parts = [], list(zip(cut, statistic.shape, strict=True))
+        expanded: list[int] = []
+        for d, size in enumerate(shape):  # the parts that a dimension was split into
+            own = [parts.pop(0)]
+            while parts and (math.prod([part for part, _ in own]) < size or d == len(shape) - 1):
+                own.append(parts.pop(0))
+            varies = any(count > 1 for _, count in own)
+            expanded += [part if varies else 1 for part, _ in own]
+            sizes.append(size if varies else 1)
+        return statistic.expand(expanded).reshape(sizes)
+
     def norm(self, x: Tensor) -> Tensor:
         r"""The mixed norm :math:`\max_b \|X_b\|_2`: for rows, the paper's :math:`\|X\|_{:2,\infty}`.
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, ColumnMomentum, MatrixAdaGrad, MatrixMomentum, RowAdaGrad
+from matrix_adagrad.domains import RowBalls
 from tests.optim.table import CLASSES
 from tests.optim.training import assert_bitwise, make_params, train
 
@@ -38,7 +39,9 @@ NUMBER = "must be a finite number, at least 0"
         ({"foreach": "auto"}, TypeError, "foreach must be True, False or None"),
         ({"fused": "yes"}, TypeError, "fused must be True, False or None"),
         ({"fused": True, "foreach": True}, ValueError, "fused=True and foreach=True .* choose one"),
-        ({"domain": "ball"}, ValueError, "domain='ball' is refused: .* leave domain=None"),
+        ({"domain": "ball"}, TypeError, "domain must be a Domain, such as .*, or None, got 'ball'"),
+        ({"domain": RowBalls(1.0), "differentiable": True}, ValueError, "domain=.* cannot be differentiated through"),
+        ({"project_start": 1}, TypeError, "project_start must be True or False, got 1"),
         ({"differentiable": True, "foreach": True}, ValueError, "foreach=True cannot be differentiated"),
         ({"differentiable": True, "fused": True}, ValueError, "fused=True cannot be differentiated"),
         ({"differentiable": True, "stochastic_rounding": True}, ValueError, "stochastic_rounding=True cannot be diff"),

@@ -55,4 +55,9 @@ def load() -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]
         function.restype = ctypes.c_int64
+    library.matrix_adagrad_shrink.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
+        *(ctypes.c_double, ctypes.c_void_p, ctypes.c_int64),
+    ]
+    library.matrix_adagrad_shrink.restype = None
     return library

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.options import AdaGradOptions, Reduction, refuse_unknown_keywords
@@ -38,7 +39,10 @@ class MatrixAdaGrad(MatrixOptimizer):
             with ``decoupled_weight_decay``, of a decay ``x ← (1 - lr * weight_decay) x`` that the statistic never sees.
         decoupled_weight_decay: see ``weight_decay``.
         initial_accumulator_value: where ``state["sum"]`` starts.
-        domain: reserved; only ``None``.
+        domain: a set that the parameters stay in (`matrix_adagrad.domains`): each step ends with the projection in the
+            metric of that step. With sparse gradients only the touched rows are projected, if the set is separable by
+            rows; else all of them.
+        project_start: project parameters that start outside of their domain, instead of raising an error.
         stochastic_rounding: round bfloat16 parameters up or down at random, without bias, so that steps below half a
             unit in the last place are not lost. Wider parameters are not affected.
         maximize: climb instead of descending.
@@ -73,7 +77,8 @@ class MatrixAdaGrad(MatrixOptimizer):
         weight_decay: float = 0,
         decoupled_weight_decay: bool = False,
         initial_accumulator_value: float = 0,
-        domain: None = None,
+        domain: Domain | None = None,
+        project_start: bool = False,
         stochastic_rounding: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -90,6 +95,7 @@ class MatrixAdaGrad(MatrixOptimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
             "domain": domain,
+            "project_start": project_start,
             "stochastic_rounding": stochastic_rounding,
             "maximize": maximize,
             "foreach": foreach,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
@@ -15,9 +16,10 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
+from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign, refuse_unknown
-from matrix_adagrad.optim.step import Batch, Rule, ways_to_run
+from matrix_adagrad.optim.step import Batch, Rule, confine, ways_to_run
 
 __all__ = ["MatrixOptimizer"]
 
@@ -75,9 +77,11 @@ class MatrixOptimizer(Optimizer):
             raise ValueError(
                 "differentiable is an option of the whole optimizer: give it to the optimizer, not to a group"
             )
-        for name, param in self._named(group):
-            if not is_lazy(param):
-                self._check_fits(name, param, group)
+        known = [(name, param) for name, param in self._named(group) if not is_lazy(param)]
+        for name, param in known:
+            self._check_fits(name, param, group)
+        for name, param in known:  # after all checks: a group that is refused leaves no trace
+            self._check_start(name, param, group)
 
     def _check_fits(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         if not (param.is_floating_point() or param.is_complex()):
@@ -89,6 +93,22 @@ class MatrixOptimizer(Optimizer):
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         group["geometry"].check_fits(name, param.shape)
+        if group["domain"] is not None:
+            group["domain"].check_fits(name, param)
+
+    @staticmethod
+    def _check_start(name: str, param: Tensor, group: dict[str, Any]) -> None:
+        """A start outside of the domain is projected if the user asks for it, else it is an error."""
+        domain = group["domain"]
+        if domain is None or param.is_meta or domain.contains(param.detach()):
+            return
+        if not group["project_start"]:
+            raise ValueError(
+                f"{name} starts outside of {domain!r}, at a distance of {domain.distance(param.detach()):.4g}: "
+                "start it inside, or give project_start=True"
+            )
+        with torch.no_grad():
+            param.copy_(domain.project(param))
 
     def _name(self, group: dict[str, Any], i: int) -> str:
         """The words that an error message uses for a parameter."""
@@ -159,7 +179,10 @@ class MatrixOptimizer(Optimizer):
                     batch = Batch([], [], [], [], [])
                     self._init_group(group, is_sparse, *batch)
                     if batch.params:
-                        work.extend(ways_to_run(batch, self._rule(group), group))
+                        rule = self._rule(group)
+                        work.extend(ways_to_run(batch, rule, group))
+                        if group["domain"] is not None:
+                            work.append(functools.partial(confine, batch, rule, group["domain"]))
             for run in work:
                 run()
         return loss
@@ -181,10 +204,11 @@ class MatrixOptimizer(Optimizer):
         for i, param in enumerate(group["params"]):
             if param.grad is None or param.grad.is_sparse != is_sparse:
                 continue
-            if param not in self.state:
-                self._check_fits(self._name(group, i), param, group)  # a lazy parameter had no shape before
+            if param not in self.state:  # a lazy parameter had no shape before
+                self._check_fits(self._name(group, i), param, group)
+                self._check_start(self._name(group, i), param, group)
             if is_sparse:
-                self._check_sparse(self._name(group, i), param, param.grad)
+                self._check_sparse(self._name(group, i), param, group)
             state = self._state_of(param, group)
             if state[self.STATISTIC].shape != _statistic_shape(group["geometry"], param.shape):
                 shape, geometry = tuple(state[self.STATISTIC].shape), group["geometry"]
@@ -199,8 +223,9 @@ class MatrixOptimizer(Optimizer):
             if self.AVERAGE is not None:
                 averages.append(state[self.AVERAGE])
 
-    def _check_sparse(self, name: str, param: Tensor, grad: Tensor) -> None:
-        differentiable = self.defaults["differentiable"]
+    def _check_sparse(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        grad, domain, differentiable = param.grad, group["domain"], self.defaults["differentiable"]
+        assert grad is not None
         if grad.sparse_dim() != 1 or differentiable:
             reason = "differentiable=True" if differentiable else f"{grad.sparse_dim()} sparse dimensions"
             raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
@@ -208,6 +233,8 @@ class MatrixOptimizer(Optimizer):
             low, high = grad._indices().aminmax()
             if low < 0 or high >= len(param):
                 raise IndexError(f"{name} has {len(param)} rows, and its sparse gradient has rows {low} to {high}")
+        if domain is not None and not domain.is_separable_by_rows(param.shape):
+            _say_that_all_rows_are_projected(name, domain)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr = group["lr"]
@@ -228,9 +255,9 @@ class MatrixOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:
-        """The state, as of every torch optimizer; geometries are saved by name, so that files hold plain types only."""
+        """The state, as of every torch optimizer; geometries and domains are saved by name: files hold plain types."""
         # The first of the post-hooks: users' own see what is saved.
-        handle = self.register_state_dict_post_hook(_name_geometries, prepend=True)
+        handle = self.register_state_dict_post_hook(_name_values, prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -259,7 +286,7 @@ class MatrixOptimizer(Optimizer):
             if names != saved_names and sorted(names) == sorted(saved_names):
                 raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
             own = {key: group[key] for key in self.defaults}
-            merged = {**own, **refuse_foreign(saved, own), **{key: own[key] for key in ("geometry", *_WAYS)}}
+            merged = {**own, **refuse_foreign(saved, own), **{key: own[key] for key in ("geometry", "domain", *_WAYS)}}
             check_options(merged)
             param_groups.append(merged)
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
@@ -286,6 +313,12 @@ class MatrixOptimizer(Optimizer):
             raise ValueError(
                 f"{name}: the saved state has {', '.join(saved)}, and {type(self).__name__} has "
                 f"{', '.join((STEP, *needed))}; nothing was loaded"
+            )
+        domain = None if group["domain"] is None else repr(group["domain"])
+        if saved_group.get("domain", domain) not in (domain, group["domain"]):
+            raise ValueError(
+                f"{name}: the saved run had the domain {saved_group['domain']}, and here it is {domain}: give the same "
+                "domain, or take 'domain' out of the saved group; nothing was loaded"
             )
         saved_geometry = str(saved_group.get("geometry", geometry))
         for key, shape in needed.items():
@@ -328,9 +361,17 @@ class _AsItIs:
     value: Any
 
 
-def _name_geometries(_: Optimizer, state_dict: StateDict) -> None:
+def _name_values(_: Optimizer, state_dict: StateDict) -> None:
     for group in state_dict["param_groups"]:
         group["geometry"] = str(group["geometry"])
+        group["domain"] = None if group["domain"] is None else repr(group["domain"])
+
+
+@functools.cache
+def _say_that_all_rows_are_projected(name: str, domain: Domain) -> None:
+    logging.getLogger("matrix_adagrad").warning(
+        "%s has sparse gradients, and %r ties its rows together: every step projects all of them", name, domain
+    )
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -7,6 +7,7 @@ from typing import Unpack
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.options import MomentumOptions, Reduction, refuse_unknown_keywords
@@ -61,7 +62,8 @@ class MatrixMomentum(MatrixOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
         decoupled_weight_decay: bool = False,
-        domain: None = None,
+        domain: Domain | None = None,
+        project_start: bool = False,
         stochastic_rounding: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -79,6 +81,7 @@ class MatrixMomentum(MatrixOptimizer):
             "weight_decay": weight_decay,
             "decoupled_weight_decay": decoupled_weight_decay,
             "domain": domain,
+            "project_start": project_start,
             "stochastic_rounding": stochastic_rounding,
             "maximize": maximize,
             "foreach": foreach,

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 from torch import Tensor
 
 from matrix_adagrad import native
+from matrix_adagrad.domains import Domain
 
 __all__ = [
     "AdaGradOptions",
@@ -31,7 +32,8 @@ class CommonOptions(TypedDict, total=False):
     eps: float
     weight_decay: float
     decoupled_weight_decay: bool
-    domain: None
+    domain: Domain | None
+    project_start: bool
     stochastic_rounding: bool
     maximize: bool
     foreach: bool | None
@@ -90,6 +92,10 @@ _ALLOWED: dict[str, _Allowed] = {
     "initial_accumulator_value": _NOT_NEGATIVE,
     "decoupled_weight_decay": _FLAG,
     "bias_correction": _FLAG,
+    "domain": _Allowed(
+        "a Domain, such as RowBalls(1.0), or None", lambda value: value is None or isinstance(value, Domain)
+    ),
+    "project_start": _FLAG,
     "stochastic_rounding": _FLAG,
     "maximize": _FLAG,
     "capturable": _FLAG,
@@ -115,8 +121,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise RuntimeError(f"fused=True needs the native kernels: {native.missing()}; or leave fused=None")
     if options["fused"] and options["foreach"]:
         raise ValueError("fused=True and foreach=True are two ways to run a step: choose one")
-    if options["domain"] is not None:
-        raise ValueError(f"domain={options['domain']!r} is refused: this version has no domains; leave domain=None")
+    if options["differentiable"] and options["domain"] is not None:
+        raise ValueError(f"domain={options['domain']!r} cannot be differentiated through: leave one of both out")
     for other in ("foreach", "fused", "stochastic_rounding"):
         if options["differentiable"] and options[other]:
             raise ValueError(f"{other}=True cannot be differentiated through: leave it out, or differentiable=False")

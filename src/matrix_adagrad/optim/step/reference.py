@@ -34,7 +34,7 @@ def reference(batch: Batch, rule: Rule) -> None:
         correction1, correction2 = rule.corrections(step)
         s = root(statistic / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
         scale = quotient(rule.lr / correction1, s)
-        x = view(x) - scale * view(direction)  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t) over the whole space
+        x = view(x) - scale * view(direction)  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t): see `confine`
         store(param, x.view(param.shape), stochastic_rounding=rule.stochastic_rounding)
 
 

@@ -1,0 +1,161 @@
+r"""Euclidean balls for the blocks of a geometry.
+
+In the metric S the projection of x onto the ball of radius r is :math:`y_j = x_j\, s_j / (s_j + \lambda)`, where λ ≥ 0
+is the multiplier that makes the length of y equal to r (0 if x lies inside). Entries that share a scale share the
+factor, so only their lengths enter the equation for λ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad import native
+from matrix_adagrad.domains.base import BlockDomain, check_number
+from matrix_adagrad.geometry import Column, Geometry, Row, Shape, Whole, as_geometry
+
+__all__ = ["Balls", "ColumnBalls", "FrobeniusBall", "RowBalls"]
+
+# Newton's method needs about 5 steps. Where scales spread over many orders of magnitude it creeps from one to the next:
+# then halving the logarithm of the interval finds the right one first.
+_NEWTON, _BISECTION = 8, 24
+_CLOSE = 1e-9  # a step so short, relatively, is the last: Newton's method squares the error
+
+
+@dataclass(frozen=True)
+class Balls(BlockDomain):
+    """‖x_b‖₂ ≤ ``radius`` for each block b of a geometry.
+
+    Example:
+        Three attention matrices in one weight, each of norm at most 2:
+
+        >>> import torch
+        >>> from matrix_adagrad import Blocks
+        >>> weight = Balls(2.0, Blocks(rows=3)).project(torch.ones(12, 4))
+        >>> weight[:4].norm()
+        tensor(2.)
+    """
+
+    radius: float
+    geometry: Geometry = field(default_factory=Row)
+
+    def __post_init__(self) -> None:
+        check_number(f"{type(self).__name__}: radius", self.radius)
+        object.__setattr__(self, "geometry", as_geometry(self.geometry))
+
+    @property
+    def blocks(self) -> Geometry:
+        return self.geometry
+
+    def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        seen, s = self._seen(x, scale)
+        dims = self.geometry.dims(x.shape)
+        alike = tuple(d for d in dims if s.shape[d] == 1)
+        lengths = torch.linalg.vector_norm(seen, 2, alike, keepdim=True) if alike else seen.abs()
+        factor = _shrinkage(lengths / self.radius, s, tuple(d for d in dims if d not in alike), self._slack(x))
+        return (seen * factor).reshape(x.shape).to(x.dtype)
+
+    def argmin(self, g: Tensor) -> Tensor:
+        seen, _ = self._seen(g, 1.0)
+        direction = seen / self._lengths(seen, g.shape).clamp_min(torch.finfo(seen.dtype).tiny)
+        return (-self.radius * direction).reshape(g.shape).to(g.dtype)
+
+    def _lengths(self, seen: Tensor, shape: Shape) -> Tensor:
+        dims = self.geometry.dims(shape)
+        return torch.linalg.vector_norm(seen, 2, dims, keepdim=True) if dims else seen.abs()
+
+    def width(self, seen: int, members: int) -> float:  # noqa: ARG002
+        return 2 * self.radius
+
+    def is_invariant(self, dims: Iterable[int], shape: Shape) -> bool:
+        return self.geometry.cut(shape) == tuple(shape) and set(dims) <= set(self.geometry.dims(shape))
+
+
+def _shrinkage(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor:
+    """The factors s / (s + λ) that bring the lengths ``a``, over ``dims``, into the unit ball."""
+    if not dims or not a.numel():
+        return torch.where(a <= 1 + slack, 1, a).reciprocal()
+    plain = a.device.type == "cpu" and type(a) is Tensor and not torch.compiler.is_compiling()
+    if plain and not (torch.is_grad_enabled() and a.requires_grad) and not native.missing():
+        return _native(a, s, dims, slack)
+    return _with_operators(a, s, dims, slack)
+
+
+def _native(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor:
+    """The factors by the native kernel, which takes blocks that lie one behind the other, in float64."""
+    last, entries = tuple(range(-len(dims), 0)), math.prod([a.shape[d] for d in dims])
+    many = entries < a.numel()
+    lengths, scales = a.to(torch.float64), s.to(torch.float64).expand(a.shape)
+    if many:
+        lengths, scales = lengths.movedim(dims, last), scales.movedim(dims, last)
+    lengths, scales = lengths.contiguous(), scales.contiguous()
+    factors = torch.empty_like(lengths)
+    native.load().matrix_adagrad_shrink(
+        *(lengths.data_ptr(), scales.data_ptr(), a.numel() // entries, entries),
+        *(slack, factors.data_ptr(), torch.get_num_threads()),
+    )
+    return (factors.movedim(last, dims) if many else factors).to(a.dtype)
+
+
+def _with_operators(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor:
+    """The same with torch's operators, on any device; values are read back on a CPU alone."""
+    length = torch.linalg.vector_norm(a, 2, dims, keepdim=True)
+    a = torch.where(length <= 1 + slack, 0, a)  # inside: λ = 0
+    s = (s / s.amax(dims, keepdim=True)).clamp_min(torch.finfo(a.dtype).tiny)
+    u = s * a
+    # ‖u / (s + λ)‖ = 1. The reciprocal of this length is concave and rises with λ: Newton's method lands below the root
+    # from either side. Below it are also what one entry needs by itself, and what all need if all scales were 1.
+    upper = torch.linalg.vector_norm(u, 2, dims, keepdim=True)
+    lower = torch.maximum((u - s).amax(dims, keepdim=True), upper - 1).clamp_min_(0)
+    at = lower
+    reads_back = a.device.type == "cpu" and not torch.compiler.is_compiling()
+    for k in range(_NEWTON + _BISECTION):
+        shifted = s + at
+        squares = (u / shifted).square_()
+        square = squares.sum(dims, keepdim=True)
+        step = square * (square.sqrt() - 1) / squares.div_(shifted).sum(dims, keepdim=True)
+        lower = torch.fmax(lower, at + step)  # fmax passes over the 0/0 of a block of zeros
+        if reads_back and bool(((lower - at).abs() <= _CLOSE * lower).all()):
+            break
+        if k < _NEWTON:
+            at = lower
+        else:
+            upper = torch.where(square < 1, torch.minimum(upper, at), upper)
+            at = torch.where(upper > 16 * lower, lower.sqrt() * upper.sqrt(), lower)
+    return s / (s + lower)
+
+
+@dataclass(frozen=True)
+class FrobeniusBall(Balls):
+    r"""‖x‖_F ≤ ``radius``: one ball for the whole tensor, the decision set of the paper's examples.
+
+    In the metric of a step, rows that had small gradients cost little to move, and the projection shrinks them most;
+    rows without any gradient have the scale ``eps`` and go to 0 as soon as the ball's surface is reached.
+    """
+
+    geometry: Geometry = field(default_factory=Whole, init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class RowBalls(Balls):
+    """‖x[i]‖₂ ≤ ``radius`` for each row: embeddings of bounded length.
+
+    Example:
+        >>> import torch
+        >>> RowBalls(1.0).project(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+
+    geometry: Geometry = field(default_factory=Row, init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ColumnBalls(Balls):
+    """‖x[:, j]‖₂ ≤ ``radius`` for each column."""
+
+    geometry: Geometry = field(default_factory=Column, init=False, repr=False)

@@ -1,0 +1,171 @@
+r"""What a domain is: a closed convex set that can be projected onto in the metric of a step.
+
+The mirror descent step over a set :math:`\mathcal X` is the unconstrained step, followed by the projection in the
+metric of that step,
+
+.. math:: \operatorname{argmin}_{Y \in \mathcal X}\ \tfrac12 \langle Y - X,\ S \circ (Y - X) \rangle_F,
+
+where S holds the scale of each entry. Unless the set treats all entries alone or S is constant, this is not the nearest
+point in the Euclidean sense.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.geometry import Geometry, Shape, wide_dtype
+
+__all__ = ["BlockDomain", "Domain"]
+
+_REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (*_REAL, torch.complex128, torch.complex64, torch.complex32)}
+
+
+@dataclass(frozen=True)
+class Domain(ABC):
+    """A closed convex set of tensors. Domains are values, as geometries are: they compare, hash, and never change.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad.domains import FrobeniusBall
+        >>> x, scale = torch.tensor([[3.0], [4.0]]), torch.tensor([[1.0], [9.0]])
+        >>> FrobeniusBall(1.0).project(x)  # the nearest point
+        tensor([[0.6000],
+                [0.8000]])
+        >>> FrobeniusBall(1.0).project(x, scale)  # the nearest where a move of the second row costs nine times as much
+        tensor([[0.1064],
+                [0.9943]])
+    """
+
+    @abstractmethod
+    def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        """The point of the set that is nearest to ``x`` in the metric ½⟨X, S∘X⟩; ``x``'s own values if it lies inside.
+
+        Args:
+            x: a tensor on any device, of any floating-point dtype.
+            scale: S, positive; it broadcasts against ``x`` as the statistic of a geometry does.
+        """
+
+    @abstractmethod
+    def argmin(self, g: Tensor) -> Tensor:
+        """A point of the set where the linear function ⟨g, X⟩ is least; an error if it has no bound there."""
+
+    @abstractmethod
+    def diameter(self, geometry: Geometry, shape: Shape) -> float:
+        """The largest distance of two points of the set of this shape, in the norm of the geometry."""
+
+    @abstractmethod
+    def check_fits(self, name: str, x: Tensor) -> None:
+        """Raise an error that names the tensor if the set is not one of tensors like it."""
+
+    @abstractmethod
+    def is_separable_by_rows(self, shape: Shape) -> bool:
+        """Whether each row has a set of its own, so that rows can be projected without looking at the others."""
+
+    def of_rows(self, rows: Tensor, shape: Shape) -> Domain:  # noqa: ARG002
+        """The set of the given rows alone (sorted numbers), of a tensor of this shape, if it is separable by rows."""
+        return self
+
+    def is_invariant(self, dims: Iterable[int], shape: Shape) -> bool:  # noqa: ARG002
+        """Whether every rotation that mixes the entries along ``dims`` takes the set to itself."""
+        return False
+
+    def distance(self, x: Tensor) -> float:
+        """The Euclidean distance of ``x`` from the set."""
+        gap = x.to(wide_dtype(x.dtype)) - self.project(x.to(wide_dtype(x.dtype)))
+        return float(torch.linalg.vector_norm(gap))
+
+    def contains(self, x: Tensor, tolerance: float | None = None) -> bool:
+        """Whether ``x`` lies in the set: no entry is off by more than ``tolerance`` times the largest magnitude.
+
+        By default the tolerance is 16 units of rounding of ``x``'s dtype.
+
+        >>> import torch
+        >>> from matrix_adagrad.domains import RowBalls
+        >>> RowBalls(5.0).contains(torch.tensor([[3.0, 4.0]])), RowBalls(4.9).contains(torch.tensor([[3.0, 4.0]]))
+        (True, False)
+        """
+        if x.numel() == 0:
+            return True
+        tolerance = 16 * torch.finfo(x.dtype).eps if tolerance is None else tolerance
+        wide = x.to(wide_dtype(x.dtype))
+        nearest = self.project(wide)
+        size = torch.maximum(wide.abs().amax(), nearest.abs().amax())
+        return bool((wide - nearest).abs().amax() <= tolerance * size)
+
+
+@dataclass(frozen=True)
+class BlockDomain(Domain):
+    """The same set for each block of a geometry: balls for the rows, a simplex for each column, an interval an entry.
+
+    A subclass has a field ``geometry``, projects the blocks, and says how wide one block's set is.
+    """
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Geometry:
+        """The geometry whose blocks have a set each."""
+
+    @abstractmethod
+    def width(self, seen: int, members: int) -> float:
+        """The largest distance of two points of a block's set, as seen on ``seen`` of the block's ``members``."""
+
+    def diameter(self, geometry: Geometry, shape: Shape) -> float:
+        # Blocks are independent: the squared widths of those that meet one block of the norm's geometry add up.
+        members = self.blocks.members(shape)
+        if self.blocks.cut(shape) == geometry.cut(shape) == tuple(shape):
+            mine, theirs = set(self.blocks.dims(shape)), set(geometry.dims(shape))
+            meeting = math.prod(shape[d] for d in theirs - mine)
+            return math.sqrt(meeting) * self.width(math.prod(shape[d] for d in theirs & mine), members)
+        pairs, seen = torch.unique(
+            torch.stack([_labels(geometry, shape), _labels(self.blocks, shape)]), dim=1, return_counts=True
+        )
+        squares = torch.tensor([self.width(n, members) ** 2 for n in seen.tolist()], dtype=torch.float64)
+        totals = squares.new_zeros(geometry.scales(shape)).index_add_(0, pairs[0], squares)
+        return float(totals.max().sqrt())
+
+    def check_fits(self, name: str, x: Tensor) -> None:
+        self.blocks.check_fits(name, x.shape)
+
+    def is_separable_by_rows(self, shape: Shape) -> bool:
+        return len(shape) > 0 and 0 not in self.blocks.dims(shape) and self.blocks.cut(shape)[0] == shape[0]
+
+    @staticmethod
+    def _slack(x: Tensor) -> float:
+        """What rounding may add to the size of a projected point, relatively: so much is taken for inside.
+
+        A second projection then leaves the bits of the first one as they are.
+        """
+        return _EPS[x.dtype] + 4 * _EPS[wide_dtype(x.dtype)]
+
+    def _seen(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        """``x`` as the blocks' geometry sees it, in a wide dtype, and the scale, which broadcasts against it."""
+        x = x.to(wide_dtype(x.dtype))
+        s = torch.as_tensor(scale, dtype=x.real.dtype if x.is_complex() else x.dtype, device=x.device)
+        cut = self.blocks.cut(x.shape)
+        if s.numel() == 1:
+            return x.reshape(cut), s.reshape((1,) * len(cut))
+        if len(cut) != x.dim():
+            return x.reshape(cut), s.expand(x.shape).reshape(cut)
+        return x, s if s.dim() == x.dim() else s.reshape((1,) * (x.dim() - s.dim()) + s.shape)
+
+
+def _labels(geometry: Geometry, shape: Shape) -> Tensor:
+    """The number of the block that each entry lies in."""
+    numbers = torch.arange(geometry.scales(shape)).view(geometry.statistic_shape(shape))
+    return numbers.expand(geometry.cut(shape)).reshape(-1)
+
+
+def check_number(name: str, value: Any, *, positive: bool = True) -> None:
+    """Raise an error that names the argument unless it is a number, and a positive and finite one if asked for."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if positive and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")

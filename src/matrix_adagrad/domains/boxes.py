@@ -1,0 +1,86 @@
+"""Intervals for each entry."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.domains.base import BlockDomain, check_number
+from matrix_adagrad.geometry import Entry, Geometry
+
+__all__ = ["Box", "NonNegative", "WholeSpace"]
+
+
+@dataclass(frozen=True)
+class Box(BlockDomain):
+    """``low`` ≤ x ≤ ``high`` for each entry; either may be infinite.
+
+    Each entry has a set of its own, and so the projection is the same in every metric.
+
+    Example:
+        >>> import torch
+        >>> Box(-1.0, 2.0).project(torch.tensor([-3.0, 0.5, 3.0]))
+        tensor([-1.0000,  0.5000,  2.0000])
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            check_number(f"{type(self).__name__}: {name}", getattr(self, name), positive=False)
+        if not self.low <= self.high:
+            raise ValueError(f"{type(self).__name__}: low must be at most high, got {self.low} and {self.high}")
+
+    @property
+    def blocks(self) -> Geometry:
+        return Entry()
+
+    def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # noqa: ARG002
+        return x if self.low == -math.inf and self.high == math.inf else x.clamp(self.low, self.high)
+
+    def argmin(self, g: Tensor) -> Tensor:
+        ends = [end for end, used in ((self.low, bool((g > 0).any())), (self.high, bool((g < 0).any()))) if used]
+        if not all(map(math.isfinite, ends)):
+            raise ValueError(f"{self!r} has no bound where the linear function falls: it has no minimum")
+        inside = min(max(0.0, self.low), self.high)  # where g is 0 any point will do
+        lowest = torch.full_like(g, inside)
+        return torch.where(g > 0, self.low, torch.where(g < 0, self.high, lowest)).to(g.dtype)
+
+    def width(self, seen: int, members: int) -> float:  # noqa: ARG002
+        return self.high - self.low
+
+    def check_fits(self, name: str, x: Tensor) -> None:
+        if x.is_complex():
+            raise TypeError(f"{name} is complex, and {self!r} is a set of real numbers")
+
+
+@dataclass(frozen=True)
+class NonNegative(Box):
+    """x ≥ 0 for each entry.
+
+    Example:
+        >>> import torch
+        >>> NonNegative().project(torch.tensor([-3.0, 0.5]))
+        tensor([0.0000, 0.5000])
+    """
+
+    low: float = field(default=0.0, init=False, repr=False)
+    high: float = field(default=math.inf, init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class WholeSpace(Box):
+    """All tensors: no constraint."""
+
+    low: float = field(default=-math.inf, init=False, repr=False)
+    high: float = field(default=math.inf, init=False, repr=False)
+
+    def check_fits(self, name: str, x: Tensor) -> None:
+        pass
+
+    def is_invariant(self, dims: object, shape: object) -> bool:  # noqa: ARG002
+        return True

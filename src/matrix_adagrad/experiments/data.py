@@ -1,0 +1,204 @@
+"""MovieLens 100K: 100,000 ratings of 1,682 films by 943 people (Harper and Konstan, 2015).
+
+Its terms forbid passing it on, so it is not part of this package: `movielens` gets it from a file of yours, from the
+cache, from GroupLens, or from the wheel of RecBole, which has a copy. Wherever it came from, it is the same table or it
+is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["Ratings", "movielens"]
+
+COUNTS = {"ratings": 100_000, "users": 943, "items": 1_682}
+# sha256 of the rows (user, item, rating, timestamp), sorted, numbered from 1, as little-endian int64
+FINGERPRINT = "ec862504a8c24b195f5194e51fb18bb2d59428d00d96d6d1c63433a3bd5f2f47"
+GROUPLENS = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+RECBOLE = "recbole==1.2.1"
+CONNECT, DOWNLOAD = 5.0, 60.0  # how many seconds a source may take to answer, and then to send everything
+NAMES = ("u.data", "ml-100k.inter")
+
+Rows = list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """The ratings, sorted by user and item, as int64; users and items are numbered from 0, ratings go from 1 to 5.
+
+    ``source`` is where they came from, and ``cached`` the file for the next run, or ``None`` if it cannot be written.
+    """
+
+    users: Tensor
+    items: Tensor
+    ratings: Tensor
+    timestamps: Tensor
+    source: str
+    cached: Path | None
+
+
+def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings:
+    """MovieLens 100K, from the first source that has it.
+
+    Args:
+        path: ``u.data``, ``ml-100k.zip``, ``ml-100k.inter`` or a folder with one of them. No other source is tried.
+        cache: the folder for the cached file; by default ``matrix-adagrad`` in the user's cache.
+
+    Raises:
+        ValueError: if the file at ``path`` is not MovieLens 100K.
+        OSError: if the file at ``path`` cannot be read, or if every source failed; it says why.
+    """
+    cached = (_default_cache() if cache is None else cache) / "ml-100k.tsv"
+    if path is not None:
+        file = _file(path)
+        try:
+            rows = _checked(_parsed(file.read_bytes()))
+        except ValueError as error:
+            raise ValueError(f"{file} is not MovieLens 100K: {error}. Get {GROUPLENS} and give its path.") from None
+        return _ratings(rows, str(file), _written(rows, cached))
+    sources = {str(cached): cached.read_bytes, GROUPLENS: _grouplens, f"the wheel of {RECBOLE}": _recbole}
+    failures = []
+    for source, fetch in sources.items():
+        try:
+            rows = _checked(_parsed(fetch()))
+        except (OSError, ValueError) as error:
+            failures.append(f"\n  {source}: {error}")
+            continue
+        return _ratings(rows, source, cached if source == str(cached) else _written(rows, cached))
+    raise OSError(f"no source has MovieLens 100K. Get {GROUPLENS} and give its path.{''.join(failures)}")
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matrix-adagrad"
+
+
+def _file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    files = [path / name for name in (*NAMES, "ml-100k.zip")]
+    for file in filter(Path.is_file, files):
+        return file
+    raise FileNotFoundError(f"{path} holds none of {', '.join(file.name for file in files)}")
+
+
+def _parsed(raw: bytes) -> Rows:
+    """The rows of a table, or of the table inside a zip, in any order."""
+    lines = (_unzipped(raw) if raw.startswith(b"PK") else raw).splitlines()
+    has_header = lines[:1] == [b"user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    rows = []
+    for number, line in enumerate(lines[has_header:], 1 + has_header):
+        try:
+            user, item, rating, timestamp = map(int, line.split(b"\t"))
+        except ValueError:
+            raise ValueError(f"line {number} is not user, item, rating, timestamp: {line[:60]!r}") from None
+        rows.append((user, item, rating, timestamp))
+    return rows
+
+
+def _unzipped(raw: bytes) -> bytes:
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            for member in archive.namelist():
+                if member.rpartition("/")[2] in NAMES:
+                    return archive.read(member)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"the zip is damaged or cut short ({error})") from None
+    raise ValueError(f"the zip holds neither {' nor '.join(NAMES)}")
+
+
+def _checked(rows: Rows) -> Rows:
+    """The rows, sorted, if they are those of MovieLens 100K."""
+    found = {"ratings": len(rows), "users": len({row[0] for row in rows}), "items": len({row[1] for row in rows})}
+    for what, expected in COUNTS.items():
+        if found[what] != expected:
+            raise ValueError(f"it has {found[what]:,} {what} instead of {expected:,}")
+    rows = sorted(rows)
+    try:
+        packed = b"".join(struct.pack("<4q", *row) for row in rows)
+    except struct.error:
+        raise ValueError("it has a number of more than 64 bits") from None
+    found_fingerprint = hashlib.sha256(packed).hexdigest()
+    if found_fingerprint != FINGERPRINT:
+        raise ValueError(f"its counts are right, but not its values: sha256 {found_fingerprint}, not {FINGERPRINT}")
+    return rows
+
+
+def _ratings(rows: Rows, source: str, cached: Path | None) -> Ratings:
+    users, items, ratings, timestamps = torch.tensor(rows).T.contiguous()
+    return Ratings(users - 1, items - 1, ratings, timestamps, source, cached)
+
+
+def _written(rows: Rows, file: Path) -> Path | None:
+    """The file, once all of it is there; a cache that cannot be written costs the next run a download, not this one."""
+    part = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as out:
+            part = Path(out.name)
+            out.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+        os.replace(part, file)
+        return file
+    except OSError:
+        return None
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def _grouplens() -> bytes:
+    """The zip; a thread waits for it, because no timeout of sockets covers the lookup of a name."""
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def download() -> None:
+        try:
+            with urllib.request.urlopen(GROUPLENS, timeout=CONNECT) as response:
+                answers.put(b"connected")
+                answers.put(response.read())
+        except Exception as error:
+            answers.put(error)
+
+    def answer_within(seconds: float) -> bytes:
+        try:
+            answer = answers.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+        if isinstance(answer, Exception):
+            raise OSError(str(answer)) from answer
+        return answer
+
+    threading.Thread(target=download, daemon=True).start()
+    answer_within(CONNECT)
+    return answer_within(DOWNLOAD)
+
+
+def _recbole() -> bytes:
+    """The wheel, through whatever index pip is set up for."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = f"pip download {RECBOLE} --no-deps --only-binary=:all: --quiet --disable-pip-version-check --no-input"
+        limits = f"--retries 0 --timeout {CONNECT:g}"
+        arguments = [sys.executable, "-m", *command.split(), *limits.split(), "-d", folder]
+        try:
+            subprocess.run(arguments, check=True, timeout=DOWNLOAD, capture_output=True, text=True)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"pip was not done within {DOWNLOAD:g} seconds") from None
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip().rpartition("\n")[2]
+            raise OSError(f"pip download failed: {said}") from None
+        (wheel,) = Path(folder).iterdir()
+        return wheel.read_bytes()
