@@ -1,5 +1,6 @@
 """The experiments are pure functions of their configs; the command line prints what they give."""
 
+import json
 import math
 import runpy
 
@@ -7,7 +8,9 @@ import pytest
 
 from matrix_adagrad import __version__
 from matrix_adagrad.cli import main
-from matrix_adagrad.experiments import mlp, motivating
+from matrix_adagrad.experiments import mlp, motivating, regret
+
+STARTS = (("zero", 0), ("random", 0), ("random", 1))
 
 
 @pytest.mark.parametrize("active", ["row", "column"])
@@ -19,6 +22,22 @@ def test_the_bounds_of_the_motivating_examples_have_the_papers_closed_form(m, n,
     assert result.bound == pytest.approx(2 * math.sqrt(2) * radius * count * math.sqrt(length * K), rel=1e-12)
     assert result.entry_bound == pytest.approx(2 * math.sqrt(2) * radius * m * n * math.sqrt(K), rel=1e-12)
     assert result.ratio == pytest.approx(math.sqrt(length), rel=1e-12)
+    assert result.holds
+
+
+def test_the_order_of_the_regrets_is_not_that_of_the_bounds():
+    even, odd = (motivating.run(motivating.Config(m, n, 10)) for m, n in ((16, 9), (9, 16)))
+    assert even.bound < even.entry_bound
+    assert odd.bound < odd.entry_bound
+    assert even.regret < even.entry_regret
+    assert odd.regret > odd.entry_regret  # where each row's label alternates, entries are the better choice
+
+
+def test_a_game_depends_on_its_start():
+    zero, random, other = (motivating.run(motivating.Config(4, 3, 2, start=s, seed=k)) for s, k in STARTS)
+    assert len({zero.regret, random.regret, other.regret}) == 3
+    with pytest.raises(ValueError, match="start must be 'zero' or 'random', got 'one'"):
+        motivating.run(motivating.Config(start="one"))
 
 
 def test_a_run_depends_on_its_config_alone():
@@ -44,6 +63,26 @@ def test_reproduce_prints_both_tables(capsys):
     printed = capsys.readouterr().out
     assert "Motivating examples" in printed
     assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["5", "15", "25"]
+
+
+@pytest.mark.parametrize("game", regret.GAMES)
+@pytest.mark.parametrize("learner", ["row", "full-column"])
+def test_a_regret_run_from_the_command_line(game, learner, capsys, tmp_path):
+    figures, picture = tmp_path / "regret.json", tmp_path / "tradeoff.png"
+    size = ["--m", "5", "--n", "4", "--rounds", "30", "--learner", learner, "--game", game, "--exact"]
+    assert main(["regret", *size, "--json", str(figures), "--picture", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "30 rounds" in printed
+    assert "FAILS" not in printed
+    assert json.loads(figures.read_text())["config"]["game"] == game
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp_path):
+    file = str(tmp_path / "run.pt")
+    assert main(["regret", "--m", "3", "--n", "2", "--rounds", "5", "--checkpoint", file]) == 0
+    assert main(["regret", "--m", "4", "--n", "2", "--rounds", "5", "--checkpoint", file]) == 1
+    assert "is of another run" in capsys.readouterr().err
 
 
 def test_the_version_and_the_module(capsys):

@@ -309,6 +309,13 @@ def test_no_point_of_the_set_is_lower_than_the_argmin(domain):
         torch.testing.assert_close((g * far).sum(), (g * lowest).sum(), rtol=1e-6, atol=1e-6)
 
 
+def test_the_argmin_of_a_tiny_gradient_is_in_the_set():
+    for domain in BOUNDED:
+        for size in (1e-170, 1e-300, 0.0, 1e150):
+            assert domain.contains(domain.argmin(size * draw(1)))
+    torch.testing.assert_close(FrobeniusBall(2.0).argmin(1e-170 * draw(1)), FrobeniusBall(2.0).argmin(draw(1)))
+
+
 def test_where_a_linear_function_has_no_bound():
     assert torch.equal(NonNegative().argmin(draw(1).abs()), torch.zeros(SHAPE, dtype=torch.float64))
     for domain, g in ((NonNegative(), draw(1)), (WholeSpace(), draw(1).abs())):

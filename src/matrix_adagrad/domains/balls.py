@@ -17,6 +17,7 @@ from torch import Tensor
 from matrix_adagrad import native
 from matrix_adagrad.domains.base import BlockDomain, check_number
 from matrix_adagrad.geometry import Column, Geometry, Row, Shape, Whole, as_geometry
+from matrix_adagrad.squares import lean_sum_squares
 
 __all__ = ["Balls", "ColumnBalls", "FrobeniusBall", "RowBalls"]
 
@@ -52,21 +53,33 @@ class Balls(BlockDomain):
         return self.geometry
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        seen, factor = self._shrunk(x, scale)
+        return (seen * factor).reshape(x.shape).to(x.dtype)
+
+    def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        seen, factor = self._shrunk(x, scale)
+        if not torch.compiler.is_compiling() and seen.data_ptr() == x.data_ptr():  # the same memory, and no copy
+            seen.mul_(factor)
+            return x
+        return x.copy_(seen.mul_(factor).view(x.shape))
+
+    def _shrunk(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        """``x`` as the geometry sees it, and what its entries are to be multiplied by."""
         seen, s = self._seen(x, scale)
         dims = self.geometry.dims(x.shape)
         alike = tuple(d for d in dims if s.shape[d] == 1)
-        lengths = torch.linalg.vector_norm(seen, 2, alike, keepdim=True) if alike else seen.abs()
-        factor = _shrinkage(lengths / self.radius, s, tuple(d for d in dims if d not in alike), self._slack(x))
-        return (seen * factor).reshape(x.shape).to(x.dtype)
+        lengths = lean_sum_squares(seen, alike).sqrt_() if alike else seen.abs()
+        rest = tuple(d for d in dims if d not in alike)
+        return seen, _shrinkage(lengths / self.radius, s, rest, self._slack(x))
 
     def argmin(self, g: Tensor) -> Tensor:
         seen, _ = self._seen(g, 1.0)
-        direction = seen / self._lengths(seen, g.shape).clamp_min(torch.finfo(seen.dtype).tiny)
-        return (-self.radius * direction).reshape(g.shape).to(g.dtype)
-
-    def _lengths(self, seen: Tensor, shape: Shape) -> Tensor:
-        dims = self.geometry.dims(shape)
-        return torch.linalg.vector_norm(seen, 2, dims, keepdim=True) if dims else seen.abs()
+        dims, tiny = self.geometry.dims(g.shape), torch.finfo(seen.dtype).tiny
+        if not dims:
+            return torch.sgn(g).mul(-self.radius)
+        seen = seen / seen.abs().amax(dims, keepdim=True).clamp_min(tiny)  # squares of small numbers would be lost
+        length: Tensor = torch.linalg.vector_norm(seen, 2, dims, keepdim=True)
+        return (-self.radius * seen / length.clamp_min(tiny)).reshape(g.shape).to(g.dtype)
 
     def width(self, seen: int, members: int) -> float:  # noqa: ARG002
         return 2 * self.radius

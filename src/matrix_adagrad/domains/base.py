@@ -53,6 +53,10 @@ class Domain(ABC):
             scale: S, positive; it broadcasts against ``x`` as the statistic of a geometry does.
         """
 
+    def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        """`project`, in the place of ``x``."""
+        return x.copy_(self.project(x, scale))
+
     @abstractmethod
     def argmin(self, g: Tensor) -> Tensor:
         """A point of the set where the linear function ⟨g, X⟩ is least; an error if it has no bound there."""

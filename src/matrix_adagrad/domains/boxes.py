@@ -42,6 +42,9 @@ class Box(BlockDomain):
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # noqa: ARG002
         return x if self.low == -math.inf and self.high == math.inf else x.clamp(self.low, self.high)
 
+    def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # noqa: ARG002
+        return x.clamp_(self.low, self.high)
+
     def argmin(self, g: Tensor) -> Tensor:
         ends = [end for end, used in ((self.low, bool((g > 0).any())), (self.high, bool((g < 0).any()))) if used]
         if not all(map(math.isfinite, ends)):

@@ -12,6 +12,8 @@ from matrix_adagrad.domains import Domain
 from matrix_adagrad.optim.step.reference import root
 from matrix_adagrad.optim.step.rule import Batch, Rule
 
+_PIECE = 1 << 18  # entries
+
 
 def confine(batch: Batch, rule: Rule, domain: Domain) -> None:
     """Bring every parameter, which has just moved, back into the domain."""
@@ -21,13 +23,22 @@ def confine(batch: Batch, rule: Rule, domain: Domain) -> None:
         s = root(statistic / rule.corrections(step)[1]) + rule.eps
         # Without eps a block that never had a gradient has no metric: it takes the least one.
         scale = rule.geometry.spread(s.clamp_min_(torch.finfo(s.dtype).tiny), param.shape)
-        if not grad.is_sparse or not domain.is_separable_by_rows(param.shape):
-            param.copy_(domain.project(param, scale))
+        if not domain.is_separable_by_rows(param.shape) or torch.compiler.is_compiling():
+            domain.project_(param, scale)
+        elif not grad.is_sparse:
+            _project_in_pieces(param, scale, domain)
         elif grad._nnz():  # the other rows did not move
             rows = grad._indices()[0].unique()
-            moved = domain.of_rows(rows, param.shape).project(param.index_select(0, rows), _rows_of(scale, rows))
+            some = scale if scale.shape[0] == 1 else scale.index_select(0, rows)
+            moved = domain.of_rows(rows, param.shape).project_(param.index_select(0, rows), some)
             param.index_copy_(0, rows, moved)
 
 
-def _rows_of(scale: Tensor, rows: Tensor) -> Tensor:
-    return scale if scale.shape[0] == 1 else scale.index_select(0, rows)
+def _project_in_pieces(param: Tensor, scale: Tensor, domain: Domain) -> None:
+    """Some rows at a time, so that what is needed besides is small, and stays in the caches."""
+    together = max(1, _PIECE * len(param) // param.numel())
+    for start in range(0, len(param), together):
+        piece = slice(start, start + together)
+        rows = torch.arange(start, min(start + together, len(param)), device=param.device)
+        some = scale if scale.shape[0] == 1 else scale[piece]
+        domain.of_rows(rows, param.shape).project_(param[piece], some)

@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import sum_squares
 from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
-
-# On a CPU, torch's norm adds up float32 in a fixed number of running sums: good for this many terms, and the fastest.
-_SHORT = 1 << 14
-# Longer blocks, and columns, are squared and summed piece by piece: the entries of a piece, which stays in the cache.
-_PIECE = 1 << 18
+from matrix_adagrad.squares import lean_sum_squares
 
 
 def foreach(batch: Batch, rule: Rule) -> None:
@@ -43,7 +38,7 @@ def _read(i: int, batch: Batch, rule: Rule) -> Tensor:
     g = _gradient(batch.params[i], batch.grads[i], rule)
     if rule.betas is not None:
         batch.averages[i].lerp_(g, 1 - rule.betas[0])
-    return _square(g, rule)
+    return lean_sum_squares(rule.geometry.view(g), rule.geometry.dims(g.shape))
 
 
 def _write(i: int, scale: Tensor, batch: Batch, rule: Rule) -> None:
@@ -67,33 +62,6 @@ def _gradient(param: Tensor, grad: Tensor, rule: Rule) -> Tensor:
         g = torch.add(g, widen(param, param), alpha=sign * rule.weight_decay)
         return g.neg_() if rule.maximize else g
     return -g if rule.maximize else g
-
-
-def _square(g: Tensor, rule: Rule) -> Tensor:
-    """The geometry's statistic of g, without a temporary of g's size."""
-    geometry, dims = rule.geometry, rule.geometry.dims(g.shape)
-    if not dims or torch.compiler.is_compiling():  # the compiler makes one loop of the square and the sum
-        return geometry.statistic(g)
-    short_rows = 0 not in dims and geometry.members(g.shape) <= _SHORT
-    if short_rows or g.device.type != "cpu":
-        norm: Tensor = torch.linalg.vector_norm(geometry.view(g), 2, dims, keepdim=True)
-        return norm.square_()
-    total = torch.zeros(geometry.statistic_shape(g.shape), dtype=g.dtype.to_real(), device=g.device)
-    _add_squares(geometry.view(g), dims, total)
-    return total
-
-
-def _add_squares(x: Tensor, dims: tuple[int, ...], total: Tensor) -> None:
-    """Add the squares of ``x``, summed over ``dims``, to ``total``: piece by piece along the first dimension."""
-    if x.numel() <= _PIECE:
-        total.add_(sum_squares(x, dims))
-        return
-    together = _PIECE // (x.numel() // x.shape[0])
-    for i in range(0, x.shape[0], max(1, together)):
-        if together:
-            _add_squares(x[i : i + together], dims, total if 0 in dims else total[i : i + together])
-        else:  # even one slice is too large: go on along its own first dimension
-            _add_squares(x[i], tuple(d - 1 for d in dims if d), total[0 if 0 in dims else i])
 
 
 def _scales(statistics: list[Tensor], steps: list[Tensor], rule: Rule) -> Sequence[Tensor]:

@@ -1,0 +1,47 @@
+"""The theory as code: proximal functions, mirror descent with an adaptive geometry, regret and its bounds."""
+
+from matrix_adagrad.online.bounds import Inequality, Ledger, TradeOff
+from matrix_adagrad.online.games import (
+    Adversarial,
+    Completion,
+    Game,
+    Hinge,
+    Linear,
+    Logistic,
+    Motivating,
+    Stream,
+    Trace,
+)
+from matrix_adagrad.online.mirror_descent import AdaGrad, Fixed, FullAdaGrad, MirrorDescent, Scheme
+from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
+from matrix_adagrad.online.regret import Regret, RegretMeter
+from matrix_adagrad.online.solver import Solution, minimise
+
+__all__ = [
+    "AdaGrad",
+    "Adversarial",
+    "ColumnWise",
+    "Completion",
+    "Fixed",
+    "FullAdaGrad",
+    "Game",
+    "Hinge",
+    "Inequality",
+    "Ledger",
+    "Linear",
+    "Logistic",
+    "MirrorDescent",
+    "Motivating",
+    "Proximal",
+    "Regret",
+    "RegretMeter",
+    "RowWise",
+    "Scaled",
+    "Scheme",
+    "Solution",
+    "Stream",
+    "Trace",
+    "TradeOff",
+    "Vectorised",
+    "minimise",
+]

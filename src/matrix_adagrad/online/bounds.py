@@ -1,0 +1,149 @@
+r"""The paper's inequalities, with the numbers of a run: what each side was, whether it held, and by how much.
+
+With :math:`\Delta = \max_u \|X^* - X_u\|` in the geometry's norm, :math:`V_b = \sum_t \|G_{t,b}\|_2^2` for each block,
+and :math:`s_{T,b} = \sqrt{V_b} + \delta`. All of them hold for any point of the domain in the place of X*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.geometry import Column, Entry, Geometry, Row
+
+__all__ = ["Inequality", "Ledger", "TradeOff", "inequalities", "theorem"]
+
+SLACK = 1e-9  # of both sides' size: rounding over many rounds
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """left ≤ right, with the place in the paper where it is claimed, or asked for as a condition of what is claimed."""
+
+    name: str
+    place: str
+    left: float
+    right: float
+    is_condition: bool = False
+    is_promised: bool = True  # a claim whose condition is not met is no promise
+
+    @property
+    def slack(self) -> float:
+        """By how much the right-hand side is larger."""
+        return self.right - self.left
+
+    @property
+    def holds(self) -> bool:
+        """Whether it held, up to rounding."""
+        return self.slack >= -SLACK * (abs(self.left) + abs(self.right))
+
+    @property
+    def verdict(self) -> str:
+        """Whether it held, in a word or two."""
+        if self.is_condition:
+            return "met" if self.holds else "not met"
+        return "holds" if self.holds else "FAILS" if self.is_promised else "fails, δ"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run leaves behind that the bounds are made of. Divergences are those of X* (or of another fixed point)."""
+
+    regret: float
+    eta: float
+    first: float  # B_{ψ_1}(X*; X_1)
+    middle: float  # Σ_{t<T} B_{ψ_{t+1}}(X*; X_{t+1}) - B_{ψ_t}(X*; X_{t+1})
+    last: float  # B_{ψ_T}(X*; X_{T+1})
+    dual: float  # Σ_t ‖G_t‖²_{ψ_t,*}
+    delta: float = math.nan
+    distance: float = math.nan  # Δ, or an upper bound of it
+    diameter: float = math.nan  # D of the domain in the geometry's norm
+    roots: Tensor | None = None  # √V_b
+    absorbed: float = math.nan  # Σ_b √V_b ‖(X* - X_{T+1})_b‖², for the condition on δ
+    geometry: Geometry | None = None
+
+    @property
+    def terminal(self) -> float:
+        """Σ_t Tr(G_tᵀ H_T⁻¹ G_t) = Σ_b V_b / s_{T,b}."""
+        assert self.roots is not None
+        return float((self.roots.square() / (self.roots + self.delta)).sum())
+
+    @property
+    def trace(self) -> float:
+        """Tr(H_T) = Σ_b s_{T,b}."""
+        assert self.roots is not None
+        return float((self.roots + self.delta).sum())
+
+
+def theorem(geometry: Geometry | None) -> str:
+    """Where the paper claims the regret bound of AdaGrad in this geometry."""
+    places = {Row(): "Thm 1", Column(): "Thm 2", Entry(): "§4.3, entry-wise"}
+    return places.get(geometry, "Thm 1, in this geometry")  # type: ignore[arg-type]
+
+
+def inequalities(run: Ledger) -> Iterator[Inequality]:
+    """All inequalities that the run allows to check."""
+    eta, regret = run.eta, run.regret
+    general = (run.first + run.middle) / eta + eta / 2 * run.dual
+    yield Inequality("regret ≤ general bound", "Cor. 1", regret, general - run.last / eta)
+    yield Inequality("regret ≤ general bound, negative term dropped", "Cor. 1", regret, general)
+    if run.roots is None or math.isnan(run.distance):
+        return
+    square, total = run.distance**2, float(run.roots.sum())
+    stabilizer = square * run.roots.numel() * run.delta
+    yield Inequality("divergences ≤ ½ Δ² Tr(H_T)", "§4.1", run.first + run.middle, square / 2 * run.trace)
+    trace_form = square * run.trace / (2 * eta)
+    yield Inequality("regret ≤ trace form", "§4.1", regret, trace_form + eta / 2 * run.dual)
+    yield Inequality("regret ≤ trace form, terminal metric (a = 2)", "§4.1", regret, trace_form + eta * run.terminal)
+    yield Inequality("Σ‖G_t‖²_{H_t⁻¹} ≤ 2 Σ‖G_t‖²_{H_T⁻¹}", "Cor. 2", run.dual, 2 * run.terminal)
+    yield Inequality("2 Σ‖G_t‖²_{H_T⁻¹} ≤ 2 Σ_b √V_b", "Cor. 2", 2 * run.terminal, 2 * total)
+    place, bound = theorem(run.geometry), (square / (2 * eta) + eta) * total
+    absorbed = Inequality("the stabilizer is absorbed: Δ² m δ ≤ 2 B_T", "§4.2", stabilizer, 2 * run.last, True)
+    yield Inequality("regret ≤ (Δ²/2η + η) Σ_b √V_b", place, regret, bound, is_promised=absorbed.holds)
+    yield Inequality("the same, with the stabilizer's term", place, regret, bound + stabilizer / (2 * eta))
+    if math.isfinite(run.diameter) and math.isclose(eta, run.diameter / math.sqrt(2), rel_tol=1e-12):
+        bound = math.sqrt(2) * run.diameter * total
+        yield Inequality("regret ≤ √2 D Σ_b √V_b", place, regret, bound, is_promised=absorbed.holds)
+    yield absorbed
+    if not math.isnan(run.absorbed) and square > 0:
+        limit = run.absorbed / (run.roots.numel() * square)
+        yield Inequality("δ is small enough", "App. E", run.delta, limit, is_condition=True)
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    r"""The two opposing terms of the bound for each block, as a function of its scale (§4.2).
+
+    .. math:: R_b(s) = \frac{\Delta^2}{2\eta}\, s + \frac{\eta a}{2 \lambda}\, \frac{V_b}{s}, \qquad a = 2,\ \lambda = 1
+    """
+
+    squares: Tensor  # V_b
+    used: Tensor  # s_{T,b}
+    distance: float
+    eta: float
+
+    @property
+    def optimal(self) -> Tensor:
+        """The scale that minimises each block's bound: η √(a/λ) √V_b / Δ."""
+        return self.eta * math.sqrt(2) / self.distance * self.squares.sqrt()
+
+    def growing(self, scale: Tensor) -> Tensor:
+        """The term that grows with the scale: the cost of the geometry's evolution."""
+        return self.distance**2 / (2 * self.eta) * scale
+
+    def falling(self, scale: Tensor) -> Tensor:
+        """The term that falls with the scale: the gradients' cost."""
+        return torch.where(self.squares > 0, self.eta * self.squares / scale, 0)
+
+    def bound(self, scale: Tensor) -> Tensor:
+        """R_b(s) for each block."""
+        return self.growing(scale) + self.falling(scale)
+
+    @property
+    def least(self) -> Tensor:
+        """The least value of each block's bound, Δ √(a/λ) √V_b."""
+        return self.distance * math.sqrt(2) * self.squares.sqrt()

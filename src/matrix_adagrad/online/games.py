@@ -1,0 +1,368 @@
+"""Games: sequences of convex losses, each with its best fixed decision in hindsight.
+
+A game gives the loss of round t and a subgradient at any point, by the round's number alone, so that it can be played
+again, and from the middle. Rounds are numbered from 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.domains import Box, Domain, FrobeniusBall
+from matrix_adagrad.geometry import Whole, as_geometry
+from matrix_adagrad.online.solver import Solution, fingerprint, inner, minimise
+
+__all__ = ["Adversarial", "Completion", "Game", "Hinge", "Linear", "Logistic", "Motivating", "Stream", "Trace"]
+
+CHUNK = 1024  # rounds of random data that are drawn together
+
+
+class Game(ABC):
+    """A sequence of convex losses on a domain."""
+
+    domain: Domain  # the set of decisions
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a decision."""
+
+    @abstractmethod
+    def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
+        """f_t(X) and a subgradient there."""
+
+    @abstractmethod
+    def best(self, rounds: int, gradients: Tensor) -> Solution:
+        """The best fixed decision for so many rounds, given the sum of the gradients that were played."""
+
+
+class _LinearGame(Game):
+    """Losses ⟨G_t, X⟩ + a constant: the best decision is where the sum of gradients is least."""
+
+    constant = 0.0
+
+    def best(self, rounds: int, gradients: Tensor) -> Solution:
+        x = self.domain.argmin(gradients)
+        return Solution(x, rounds * self.constant + inner(gradients, x), 0.0)
+
+
+@dataclass(frozen=True)
+class Motivating(_LinearGame):
+    r"""The paper's motivating examples (§4.3, App. F): hinge losses whose data light up one row, or column, a round.
+
+    .. math:: f_t(X) = \max\{0,\ 1 - y_t \langle X, D_t \rangle_F\}, \qquad y_t = (-1)^t
+
+    The radius of the Frobenius ball is less than 1/√n (1/√m for columns), so that every margin is violated and the
+    losses are linear where they are played.
+
+    Example:
+        >>> import torch
+        >>> Motivating(2, 3).loss(0, torch.zeros(2, 3))
+        (1.0, tensor([[1., 1., 1.],
+                [0., 0., 0.]]))
+    """
+
+    m: int
+    n: int
+    active: str = "row"
+    radius: float = 0.0  # by default half of the largest that is allowed
+    domain: Domain = field(init=False, repr=False)
+
+    constant = 1.0
+
+    def __post_init__(self) -> None:
+        if self.active not in ("row", "column"):
+            raise ValueError(f"active must be 'row' or 'column', got {self.active!r}")
+        limit = 1 / math.sqrt(as_geometry(self.active).members(self.shape))
+        if self.radius == 0:
+            object.__setattr__(self, "radius", limit / 2)
+        if not 0 < self.radius < limit:
+            raise ValueError(f"radius must be positive and less than {limit:.6g}, got {self.radius}")
+        object.__setattr__(self, "domain", FrobeniusBall(self.radius))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.m, self.n)
+
+    @property
+    def cycle(self) -> int:
+        """The number of rounds in which each row, or column, is active once."""
+        return self.m if self.active == "row" else self.n
+
+    def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
+        label = (-1) ** (t + 1)  # round t here is the paper's t + 1
+        dim, i = (0, t % self.m) if self.active == "row" else (1, t % self.n)
+        grad = torch.zeros_like(x)
+        grad.select(dim, i).fill_(-label)
+        return 1 - label * float(x.select(dim, i).sum()), grad
+
+
+@dataclass(frozen=True)
+class Linear(_LinearGame):
+    """Linear losses ⟨G_t, X⟩ with Gaussian gradients: row i has the size 1/(i + 1), and each entry a fixed mean.
+
+    Args:
+        m: rows.
+        n: columns.
+        domain: the set of decisions, by default the Frobenius ball of radius 1.
+        drift: the mean of an entry over its standard deviation, at most.
+        seed: of the random numbers.
+    """
+
+    m: int
+    n: int
+    domain: Domain = field(default_factory=lambda: FrobeniusBall(1.0))
+    drift: float = 0.1
+    seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.m, self.n)
+
+    def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
+        grad = _gradients(self.m, self.n, self.drift, self.seed, t // 64)[t % 64].to(x)
+        return inner(grad, x), grad
+
+
+@functools.lru_cache(maxsize=2)
+def _gradients(m: int, n: int, drift: float, seed: int, chunk: int) -> Tensor:
+    mean = drift * torch.rand(m, n, dtype=torch.float64, generator=_generator(seed, 0)).mul_(2).sub_(1)
+    noise = torch.randn(64, m, n, dtype=torch.float64, generator=_generator(seed, chunk + 1))
+    return (noise + mean) / torch.arange(1, m + 1, dtype=torch.float64)[:, None]
+
+
+@dataclass(frozen=True)
+class Adversarial(_LinearGame):
+    """An adversary who sees X_t and charges for its longest row: the gradient is that row's direction.
+
+    Where the learner is at 0 he picks the rows in turn. The best decision is known from the sum of his gradients.
+    """
+
+    m: int
+    n: int
+    domain: Domain = field(default_factory=lambda: FrobeniusBall(1.0))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.m, self.n)
+
+    @functools.cached_property
+    def _visible(self) -> float:
+        diameter = self.domain.diameter(Whole(), self.shape)
+        return 1e-12 * diameter if math.isfinite(diameter) else 0.0
+
+    def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
+        lengths = torch.linalg.vector_norm(x, 2, 1)
+        longest = int(lengths.argmax())
+        grad, length = torch.zeros_like(x), float(lengths[longest])
+        if length > self._visible:
+            grad[longest] = x[longest] / length
+            return length, grad
+        grad[t % self.m] = 1 / math.sqrt(self.n)
+        return inner(grad, x), grad
+
+
+# ------------------------------------------------------------------------------------------------------- classification
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Examples for many tasks: the task of each round, its features and its label ±1. Decisions have a row a task.
+
+    `Stream.random` draws one.
+    """
+
+    tasks: Tensor
+    features: Tensor
+    labels: Tensor
+    m: int
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.tasks), len(self.features), len(self.labels))
+        if len(set(lengths)) != 1:
+            raise ValueError(f"tasks, features and labels must be of one length, got {lengths}")
+        if lengths[0] and not 0 <= int(self.tasks.min()) <= int(self.tasks.max()) < self.m:
+            raise ValueError(
+                f"tasks must be from 0 to {self.m - 1}, got {int(self.tasks.min())} to {int(self.tasks.max())}"
+            )
+        if not bool(((self.labels == 1) | (self.labels == -1)).all()):
+            raise ValueError("labels must be 1 or -1")
+
+    @staticmethod
+    def random(m: int, n: int, rounds: int, *, noise: float = 0.1, seed: int = 0) -> Stream:
+        """Tasks with Zipf frequencies, Gaussian features, labels by a random linear rule, some of them flipped."""
+        random = _generator(seed, 0)
+        tasks = torch.multinomial(1 / torch.arange(1, m + 1, dtype=torch.float64), rounds, True, generator=random)
+        rule = torch.randn(m, n, dtype=torch.float64, generator=random)
+        features = torch.randn(rounds, n, dtype=torch.float64, generator=random) / math.sqrt(n)
+        flips = torch.rand(rounds, dtype=torch.float64, generator=random) < noise
+        labels = torch.where((features * rule[tasks]).sum(1) >= 0, 1.0, -1.0).double()
+        return Stream(tasks, features, torch.where(flips, -labels, labels), m)
+
+    def __repr__(self) -> str:
+        rounds, n = self.features.shape
+        content = fingerprint(self.tasks, self.features, self.labels)
+        return f"Stream({rounds} rounds, {self.m} tasks, {n} features, {content})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Classification(Game):
+    """A convex function of the margin y⟨X_i, v⟩ for each example of a stream; after its end it starts anew."""
+
+    stream: Stream
+    domain: Domain
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.stream.m, self.stream.features.shape[1])
+
+    @staticmethod
+    @abstractmethod
+    def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, a smooth minorant that tends to it with the smoothing, and the minorant's derivative."""
+
+    def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
+        t %= len(self.stream.tasks)
+        i, y, v = int(self.stream.tasks[t]), float(self.stream.labels[t]), self.stream.features[t].to(x)
+        value, _, slope = self._of_margin(y * torch.dot(x[i], v), 0.0)
+        grad = torch.zeros_like(x)
+        grad[i] = float(slope) * y * v
+        return float(value), grad
+
+    def best(self, rounds: int, gradients: Tensor) -> Solution:
+        def total(x: Tensor, smoothing: float) -> tuple[float, float, Tensor]:
+            exact, smooth, gradient = 0.0, 0.0, torch.zeros_like(x)
+            for part, times in self._parts(rounds):
+                tasks, features = self.stream.tasks[part], self.stream.features[part].to(x)
+                labels = self.stream.labels[part].to(x)
+                value, minorant, slope = self._of_margin(labels * (features * x[tasks]).sum(1), smoothing)
+                exact += times * float(value.sum())
+                smooth += times * float(minorant.sum())
+                gradient.index_add_(0, tasks, times * (slope * labels)[:, None] * features)
+            return exact, smooth, gradient
+
+        start = self.domain.project(torch.zeros_like(gradients))
+        return minimise(total, self.domain, start, tolerance=1e-6 * total(start, 0.0)[0])
+
+    def _parts(self, rounds: int) -> Iterator[tuple[slice, int]]:
+        """Slices of the stream and how often each is played."""
+        length = len(self.stream.tasks)
+        whole, rest = divmod(rounds, length)
+        for start in range(0, length, CHUNK):
+            stop = min(start + CHUNK, length)
+            if whole and start >= rest:
+                yield slice(start, stop), whole
+            elif stop <= rest:
+                yield slice(start, stop), whole + 1
+            else:
+                for low, high, times in ((start, min(stop, rest), whole + 1), (max(start, rest), stop, whole)):
+                    if times and low < high:
+                        yield slice(low, high), times
+
+
+class Hinge(_Classification):
+    """max{0, 1 - margin} on a `Stream`."""
+
+    @staticmethod
+    def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        short = (1 - margin).clamp_min(0)
+        if smoothing == 0:
+            return short, short, -(margin < 1).to(margin.dtype)
+        weight = (short / smoothing).clamp_max(1)
+        return short, weight * (short - smoothing / 2 * weight), -weight
+
+
+class Logistic(_Classification):
+    """log(1 + exp(-margin)) on a `Stream`."""
+
+    @staticmethod
+    def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG004
+        value = torch.nn.functional.softplus(-margin)
+        return value, value, -torch.sigmoid(-margin)
+
+
+# ----------------------------------------------------------------------------------------------------------- completion
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Entries of a matrix as they come in: row, column, value. `Trace.random` draws one of a low-rank matrix."""
+
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.rows), len(self.columns), len(self.values))
+        if len(set(lengths)) != 1 or not lengths[0]:
+            raise ValueError(f"rows, columns and values must be of one length, at least 1, got {lengths}")
+
+    @staticmethod
+    def random(m: int, n: int, rounds: int, *, rank: int = 2, noise: float = 0.1, seed: int = 0) -> Trace:
+        """Uniform entries of a matrix of this rank with entries of size 1, and Gaussian noise."""
+        random = _generator(seed, 0)
+        left = torch.randn(m, rank, dtype=torch.float64, generator=random)
+        right = torch.randn(n, rank, dtype=torch.float64, generator=random) / math.sqrt(rank)
+        rows, columns = (torch.randint(size, (rounds,), generator=random) for size in (m, n))
+        values = (left[rows] * right[columns]).sum(1)
+        return Trace(rows, columns, values + noise * torch.randn(rounds, dtype=torch.float64, generator=random))
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self.rows)} entries, {fingerprint(self.rows, self.columns, self.values)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Completion(Game):
+    r"""Matrix completion, :math:`f_t(X) = \tfrac12 (X_{i_t j_t} - v_t)^2` along a `Trace`, again and again.
+
+    The sum of the losses is :math:`\tfrac12 \sum N_{ij} (X_{ij} - \bar v_{ij})^2` and a constant, with the number of
+    times that each entry came and the mean of its values. So the best fixed decision is the projection of the means in
+    the metric of the counts: exact, for every domain.
+    """
+
+    trace: Trace
+    m: int
+    n: int
+    domain: Domain = field(default_factory=lambda: Box(-3.0, 3.0))
+
+    def __post_init__(self) -> None:
+        for name, index, size in (("rows", self.trace.rows, self.m), ("columns", self.trace.columns, self.n)):
+            if not 0 <= int(index.min()) <= int(index.max()) < size:
+                raise ValueError(f"{name} must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.m, self.n)
+
+    def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
+        t %= len(self.trace.rows)
+        i, j = int(self.trace.rows[t]), int(self.trace.columns[t])
+        error = float(x[i, j]) - float(self.trace.values[t])
+        grad = torch.zeros_like(x)
+        grad[i, j] = error
+        return 0.5 * error**2, grad
+
+    def best(self, rounds: int, gradients: Tensor) -> Solution:
+        length = len(self.trace.rows)
+        times = torch.full((length,), rounds // length, dtype=torch.float64)
+        times[: rounds % length] += 1
+        where = self.trace.rows * self.n + self.trace.columns
+        zeros = torch.zeros(self.m * self.n, dtype=torch.float64)
+        counts = zeros.index_add(0, where, times)
+        sums = zeros.index_add(0, where, times * self.trace.values)
+        means = (sums / counts.clamp_min(1)).view(self.shape).to(gradients)
+        # Entries that never came may be anywhere: to move them costs next to nothing.
+        x = self.domain.project(means, counts.clamp_min(1e-200).view(self.shape).to(gradients))
+        errors = x.view(-1)[where] - self.trace.values.to(x)
+        return Solution(x, 0.5 * float((times * errors.square()).sum()), 0.0)
+
+
+def _generator(seed: int, chunk: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1_000_003 * seed + chunk)

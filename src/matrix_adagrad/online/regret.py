@@ -1,0 +1,346 @@
+r"""Regret, measured, next to the bounds that promise it.
+
+A meter keeps sums that do not grow with the rounds. For a quadratic ψ_t the sum of divergences in Corollary 1 is linear
+and quadratic in X*, so that it is known exactly for any X* in the end: with :math:`Z_t = X_t - X_1` and
+:math:`W = X^* - X_1`,
+
+.. math::
+    \sum_t B_{\psi_t}(X^*; X_t) - B_{\psi_t}(X^*; X_{t+1})
+    = -\Big\langle W, \sum_t H_t (X_t - X_{t+1}) \Big\rangle
+      + \tfrac12 \sum_t \langle H_t (X_t - X_{t+1}),\ Z_t + Z_{t+1} \rangle .
+
+Only the largest distance :math:`\max_u \|X^* - X_u\|` needs X* from the start: a second pass over the same game gives
+it exactly, and one pass an upper bound, by the triangle inequality through X_1.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.domains import Domain
+from matrix_adagrad.geometry import Geometry, as_geometry
+from matrix_adagrad.online.bounds import Inequality, Ledger, TradeOff, inequalities
+from matrix_adagrad.online.games import Game
+from matrix_adagrad.online.mirror_descent import MirrorDescent
+from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
+from matrix_adagrad.online.solver import Solution, fingerprint, inner
+
+__all__ = ["Regret", "RegretMeter"]
+
+Progress = Callable[..., Iterable[int]]
+# What checkpoints hold besides tensors, numbers and geometries: torch.load(weights_only=True) may make these values.
+torch.serialization.add_safe_globals([Scaled, RowWise, ColumnWise, Vectorised, Solution])
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How a learner did against the best fixed decision in hindsight, and what was promised."""
+
+    rounds: int
+    loss: float
+    best: Solution
+    ledger: Ledger
+    exact: bool
+    inequalities: tuple[Inequality, ...]
+    promised: dict[str, float]  # √2 D Σ_b √V_b of each geometry, for these gradients
+
+    @property
+    def regret(self) -> float:
+        """Σ f_t(X_t) - Σ f_t(X*); the comparator's gap is the most by which it may be larger."""
+        return self.ledger.regret
+
+    @property
+    def holds(self) -> bool:
+        """Whether every inequality held that was promised: Theorems 1 and 2 are, if the condition on δ is met."""
+        return all(one.holds for one in self.inequalities if one.is_promised and not one.is_condition)
+
+    def __getitem__(self, name: str) -> Inequality:
+        return {one.name: one for one in self.inequalities}[name]
+
+    @property
+    def tradeoff(self) -> TradeOff:
+        """The bound of each block as a function of its scale."""
+        if self.ledger.roots is None:
+            raise ValueError("the trade-off is that of an AdaGrad scheme, and this run had another")
+        roots = self.ledger.roots.flatten()
+        return TradeOff(roots.square(), roots + self.ledger.delta, self.ledger.distance, self.ledger.eta)
+
+    def table(self) -> str:
+        """The regret and all inequalities, to be printed."""
+        known = "exact" if self.exact else "upper bound"
+        lines = [
+            f"{self.rounds:,} rounds: loss {self.loss:.6g}, best fixed decision {self.best.value:.6g} "
+            f"(gap ≤ {self.best.gap:.2g}), regret {self.regret:.6g}",
+            f"η = {self.ledger.eta:.6g}, Δ = {self.ledger.distance:.6g} ({known}), D = {self.ledger.diameter:.6g}",
+            "",
+            f"{'':<8}{'inequality':<48}{'left':>13}{'right':>13}{'slack':>13}  place",
+        ]
+        lines += [
+            f"{one.verdict:<8}{one.name:<48}{one.left:>13.5g}{one.right:>13.5g}{one.slack:>13.5g}  {one.place}"
+            for one in self.inequalities
+        ]
+        if self.promised:
+            lines += ["", "√2 D Σ_b √V_b for these gradients, in each geometry:"]
+            lines += [f"{'':<8}{name:<48}{'':>13}{value:>13.5g}" for name, value in self.promised.items()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, as plain numbers and strings."""
+        ledger = {k: v for k, v in vars(self.ledger).items() if isinstance(v, float)}
+        checks = [{**vars(one), "slack": one.slack, "holds": one.holds} for one in self.inequalities]
+        best = {"value": self.best.value, "gap": self.best.gap}
+        return {
+            "rounds": self.rounds,
+            "loss": self.loss,
+            "best": best,
+            "exact": self.exact,
+            **ledger,
+            "inequalities": checks,
+            "promised": dict(self.promised),
+        }
+
+
+class RegretMeter:
+    """Measures the regret of a learner, round by round or over a whole game, in memory that does not grow.
+
+    Args:
+        learner: a learner that has not played yet.
+        also: geometries whose bounds are to be computed for the same gradients, besides the learner's own.
+        target: X*, if it is known, so that distances to it are exact.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad.online import Adversarial, MirrorDescent, RegretMeter
+        >>> game = Adversarial(8, 4)
+        >>> learner = MirrorDescent(torch.zeros(8, 4, dtype=torch.float64), "row", game.domain)
+        >>> regret = RegretMeter(learner).play(game, 200, exact=True)
+        >>> regret.holds, 0 < regret.regret < regret["regret ≤ √2 D Σ_b √V_b"].right
+        (True, True)
+    """
+
+    def __init__(
+        self, learner: MirrorDescent, *, also: Sequence[Geometry | str] = (), target: Tensor | None = None
+    ) -> None:
+        if learner.rounds:
+            raise ValueError(f"the learner has played {learner.rounds} rounds already: give a fresh one")
+        self.learner, self._fresh = learner, copy.deepcopy(learner)
+        self._x1, self._geometry = learner.x, learner.scheme.geometry
+        self._also = tuple(map(as_geometry, also))
+        self._begin(target)
+
+    def _begin(self, target: Tensor | None, best: Solution | None = None) -> None:
+        self._target, self._best, self._distance = target, best, 0.0
+        self._loss, self._dual, self._quadratic = 0.0, 0.0, 0.0
+        self._linear, self._gradients = torch.zeros_like(self._x1), torch.zeros_like(self._x1)
+        self._first: Proximal | None = None
+        self._reach: Tensor | None = None
+        self._squares = [
+            torch.zeros(geometry.statistic_shape(self._x1.shape), dtype=self._x1.dtype) for geometry in self._also
+        ]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were played."""
+        return self.learner.rounds
+
+    def record(self, loss: float, grad: Tensor) -> None:
+        """One round: the loss at ``learner.x`` and a subgradient there. The learner moves."""
+        x = self.learner.x
+        self._measure_distance(x)
+        following = self.learner.update(grad)
+        proximal = self.learner.proximal
+        assert proximal is not None
+        if self._first is None:
+            self._first = proximal
+        pull = proximal.gradient(x - following)
+        self._linear += pull
+        self._quadratic += inner(pull, (x - self._x1).add_(following).sub_(self._x1))
+        self._dual += inner(grad, proximal.inverse(grad))
+        self._gradients += grad
+        self._loss += float(loss)
+        for geometry, squares in zip(self._also, self._squares, strict=True):
+            squares += geometry.statistic(grad)
+
+    def _measure_distance(self, x: Tensor) -> None:
+        if self._geometry is None:
+            return
+        if self._target is not None:
+            self._distance = max(self._distance, float(self._geometry.norm(self._target - x)))
+        else:
+            lengths = self._geometry.statistic(x - self._x1)
+            self._reach = lengths if self._reach is None else torch.maximum(self._reach, lengths)
+
+    # -------------------------------------------------------------------------------------------------- a whole game
+
+    def play(
+        self,
+        game: Game,
+        rounds: int,
+        *,
+        exact: bool = False,
+        progress: Progress | None = None,
+        checkpoint: Path | str | None = None,
+        every: float = 30.0,
+    ) -> Regret:
+        """Play a game from its first round, or go on from a checkpoint, and report.
+
+        Args:
+            game: the losses.
+            rounds: how many.
+            exact: play twice, the second time with X* known, so that distances are exact.
+            progress: shows how far it is: called as ``tqdm.tqdm(rounds, initial=..., total=...)``, and iterated over.
+            checkpoint: a file to continue from, if it is there, and to save to, also when the run is interrupted.
+            every: how many seconds pass between two checkpoints.
+        """
+        if game.shape != tuple(self.learner.x.shape) or game.domain != self.learner.domain:
+            raise ValueError(f"the learner is {self.learner!r}, and the game has {game.shape} and {game.domain!r}")
+        file = None if checkpoint is None else _Checkpoint(Path(checkpoint), self._name(game), every)
+        if file is not None and (saved := file.load()) is not None:
+            self._load_state_dict(saved)
+        if self._best is None:
+            self._play(game, rounds, progress, file)
+            best = game.best(rounds, self._gradients)
+            if not exact:
+                return self.report(best)
+            self.learner.load_state_dict(copy.deepcopy(self._fresh.state_dict()))
+            self._begin(best.x, best)
+        self._play(game, rounds, progress, file)
+        assert self._best is not None
+        return self.report(self._best)
+
+    def _name(self, game: Game) -> str:
+        """What tells this run from others, so that none goes on from another's checkpoint."""
+        return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, also {list(map(str, self._also))}"
+
+    def _play(self, game: Game, rounds: int, progress: Progress | None, file: _Checkpoint | None) -> None:
+        start = self.rounds
+        if start > rounds:
+            raise ValueError(f"{start} rounds were played already, more than {rounds}")
+        turns: Iterable[int] = range(start, rounds)
+        if progress is not None:
+            turns = progress(turns, initial=start, total=rounds)
+        try:
+            for t in turns:
+                self.record(*game.loss(t, self.learner.x))
+                if file is not None and t % 64 == 0:
+                    file.save_in_time(self)
+        finally:
+            if file is not None:
+                file.save(self)
+
+    def report(self, best: Solution) -> Regret:
+        """The regret against a fixed decision, and all inequalities with it in the place of X*."""
+        learner, last = self.learner, self.learner.proximal
+        if self._first is None or last is None:
+            raise ValueError("no round was played yet")
+        shift = best.x - self._x1
+        first, final = self._first.value(shift), last.divergence(best.x, learner.x)
+        telescoped = 0.5 * self._quadratic - inner(shift, self._linear)  # = first + middle - last
+        roots = learner.scheme.roots()
+        shape = tuple(learner.x.shape)
+        ledger = Ledger(
+            regret=self._loss - best.value,
+            eta=learner.eta,
+            first=first,
+            middle=telescoped - first + final,
+            last=final,
+            dual=self._dual,
+            delta=getattr(learner.scheme, "delta", math.nan),
+            distance=self._largest_distance(best.x),
+            diameter=learner.scheme.diameter(learner.domain, shape),
+            roots=roots,
+            absorbed=self._absorbed(best.x, roots),
+            geometry=self._geometry,
+        )
+        return Regret(
+            rounds=self.rounds,
+            loss=self._loss,
+            best=best,
+            ledger=ledger,
+            exact=self._target is not None,
+            inequalities=tuple(inequalities(ledger)),
+            promised=self._promised(learner.domain),
+        )
+
+    def _largest_distance(self, x: Tensor) -> float:
+        if self._geometry is None:
+            return math.nan
+        if self._target is not None:
+            return self._distance
+        assert self._reach is not None
+        bound = (self._geometry.statistic(x - self._x1).sqrt() + self._reach.sqrt()).amax()
+        return min(float(bound), self.learner.scheme.diameter(self.learner.domain, x.shape))
+
+    def _absorbed(self, x: Tensor, roots: Tensor | None) -> float:
+        if roots is None or self._geometry is None or roots.shape != self._geometry.statistic_shape(x.shape):
+            return math.nan
+        return inner(roots, self._geometry.statistic(x - self.learner.x))
+
+    def _promised(self, domain: Domain) -> dict[str, float]:
+        shape = tuple(self._x1.shape)
+        return {
+            str(geometry): math.sqrt(2) * domain.diameter(geometry, shape) * float(squares.sqrt().sum())
+            for geometry, squares in zip(self._also, self._squares, strict=True)
+        }
+
+    # ------------------------------------------------------------------------------------------------------ its state
+
+    _SUMS = ("_distance", "_loss", "_dual", "_quadratic", "_linear", "_gradients", "_first", "_reach", "_squares")
+    _KEPT = ("_target", "_best", *_SUMS)
+
+    def _state_dict(self) -> dict[str, Any]:
+        kept = {name: getattr(self, name) for name in self._KEPT}
+        return {**kept, "learner": self.learner.state_dict(), "last": self.learner.proximal}
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._KEPT:
+            setattr(self, name, state[name])
+        self.learner.load_state_dict(state["learner"])
+        self.learner.proximal = state["last"]
+
+
+class _Checkpoint:
+    """A file that is whole at any time: it is written beside and then put in its place."""
+
+    def __init__(self, path: Path, what: str, every: float) -> None:
+        self._path, self._what, self._every = path, what, every
+        self._saved_at = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        if not self._path.exists():
+            return None
+        try:
+            saved = torch.load(self._path, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{self._path} is not a checkpoint of this version ({reason}): delete it") from None
+        if saved["what"] != self._what:
+            raise ValueError(f"{self._path} is of another run: {saved['what']}, and this is {self._what}")
+        state: dict[str, Any] = saved["state"]
+        return state
+
+    def save_in_time(self, meter: RegretMeter) -> None:
+        if time.monotonic() - self._saved_at >= self._every:
+            self.save(meter)
+
+    def save(self, meter: RegretMeter) -> None:
+        beside = self._path.with_name(self._path.name + ".part")
+        try:
+            torch.save({"what": self._what, "state": meter._state_dict()}, beside)
+            os.replace(beside, self._path)
+        except (OSError, RuntimeError) as error:  # torch says RuntimeError for a full disk: the run goes on
+            logging.getLogger("matrix_adagrad").warning("%s could not be written: %s", self._path, error)
+            beside.unlink(missing_ok=True)
+        self._saved_at = time.monotonic()

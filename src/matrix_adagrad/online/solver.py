@@ -1,0 +1,100 @@
+"""Convex functions minimised over a domain, with a certificate of how far from the minimum the answer can be."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.domains import Domain
+
+__all__ = ["Objective", "Solution", "fingerprint", "inner", "minimise"]
+
+
+def inner(x: Tensor, y: Tensor) -> float:
+    """The Frobenius inner product ⟨X, Y⟩."""
+    return float(torch.dot(x.reshape(-1), y.reshape(-1)))
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """A short name for the tensors' contents, by which runs are told apart."""
+    total = 0
+    for x in tensors:
+        data = x.detach().cpu().contiguous()
+        total = zlib.crc32(ctypes.string_at(data.data_ptr(), data.nbytes), total)
+    return f"{total:08x}"
+
+
+# (X, μ) ↦ f(X), and the value and the gradient at X of a smooth convex f_μ ≤ f that tends to f with μ → 0; if f is
+# smooth, f itself.
+Objective = Callable[[Tensor, float], tuple[float, float, Tensor]]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A point of the domain, the function's value there, and by how much at most the minimum is lower."""
+
+    x: Tensor
+    value: float
+    gap: float
+    tolerance: float = math.inf
+
+    def certified(self) -> Solution:
+        """This solution, if the gap is within the tolerance that was asked for; else an error."""
+        if not self.gap <= self.tolerance:
+            raise RuntimeError(
+                f"the solver stopped at a gap of {self.gap:.3g}, and {self.tolerance:.3g} was asked for: "
+                "the problem is too ill-conditioned; take a larger stabilizer or a coarser tolerance"
+            )
+        return self
+
+
+def minimise(objective: Objective, domain: Domain, start: Tensor, *, tolerance: float, most: int = 20_000) -> Solution:
+    r"""A point of a bounded domain where a convex function is least, up to a certified gap.
+
+    Accelerated projected gradients with restarts, on smoother and then less smooth minorants. Since
+    :math:`f(Y) \ge f_\mu(X) + \langle \nabla f_\mu(X), Y - X \rangle`, the least value of the right-hand side over the
+    domain is a lower bound of the minimum: the gap is the difference between the best value and the best bound.
+
+    Args:
+        objective: the function and its smooth minorants.
+        domain: a bounded domain.
+        start: any point.
+        tolerance: the gap to stop at.
+        most: the number of steps to stop at, with the gap that was reached.
+    """
+    x = y = domain.project(start)
+    momentum, curvature, smoothing = 1.0, 1.0, 1.0
+    best, best_x, lower = math.inf, x, -math.inf
+    here = objective(x, smoothing)
+    for _ in range(most):
+        value, smooth, gradient = here
+        bound = smooth + inner(gradient, domain.argmin(gradient) - x)
+        lower = max(lower, bound)
+        if value - bound <= tolerance:  # by its own bound: the gradient is right here, too
+            best, best_x = value, x
+            break
+        if value < best:
+            best, best_x = value, x
+        if smooth - bound <= 0.5 * (value - smooth):  # what is left is due to the smoothing
+            smoothing, momentum, y = smoothing / 4, 1.0, x
+        _, smooth, gradient = objective(y, smoothing)
+        curvature *= 0.9
+        while True:  # a step so short that a parabola of this curvature lies above the function
+            z = domain.project(y - gradient / curvature)
+            here = objective(z, smoothing)
+            parabola = smooth + inner(gradient, z - y) + 0.5 * curvature * inner(z - y, z - y)
+            if here[1] <= parabola + 1e-12 * abs(parabola) or curvature > 1e30:
+                break
+            curvature *= 2
+        if inner(y - z, z - x) > 0:  # the momentum points uphill: restart
+            momentum = 1.0
+        following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        y = z + (momentum - 1) / following * (z - x)
+        x, momentum = z, following
+    return Solution(best_x, best, max(0.0, best - lower), tolerance)

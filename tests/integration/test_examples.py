@@ -1,0 +1,15 @@
+"""The examples that need data of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nonnegative_movielens.py"
+
+
+def test_movielens_is_factorised_into_non_negative_factors():
+    run = subprocess.run([sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    free, inside = (float(line.split("RMSE ")[1].split(",")[0]) for line in run.stdout.splitlines())
+    assert free < 1.0
+    assert inside < 1.0
