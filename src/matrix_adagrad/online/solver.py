@@ -69,9 +69,10 @@ def minimise(objective: Objective, domain: Domain, start: Tensor, *, tolerance: 
         most: the number of steps to stop at, with the gap that was reached.
     """
     x = y = domain.project(start)
-    momentum, curvature, smoothing = 1.0, 1.0, 1.0
+    momentum, smoothing = 1.0, 1.0
     best, best_x, lower = math.inf, x, -math.inf
     here = objective(x, smoothing)
+    curvature = _curvature(objective, x, here[2], domain.argmin(here[2]), smoothing)
     for _ in range(most):
         value, smooth, gradient = here
         bound = smooth + inner(gradient, domain.argmin(gradient) - x)
@@ -98,3 +99,10 @@ def minimise(objective: Objective, domain: Domain, start: Tensor, *, tolerance: 
         y = z + (momentum - 1) / following * (z - x)
         x, momentum = z, following
     return Solution(best_x, best, max(0.0, best - lower), tolerance)
+
+
+def _curvature(objective: Objective, x: Tensor, gradient: Tensor, far: Tensor, smoothing: float) -> float:
+    """How fast the gradient changes across the domain: a first guess, in the problem's own units."""
+    length = float((far - x).norm())
+    change = float((objective(far, smoothing)[2] - gradient).norm())
+    return change / length if length > 0 and change > 0 else 1.0
