@@ -85,6 +85,28 @@ def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp
     assert "is of another run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--json", "nowhere/x.json"],
+            "nowhere/x.json cannot be written: it is a folder, or its folder does not exist",
+        ),
+        (["--picture", "."], ". cannot be written"),
+        (["--picture", "x.txt"], "x.txt must end in .png, .svg or .pdf"),
+        (["--checkpoint", "."], "the checkpoint . cannot be a file"),
+        (["--game", "motivating-row", "--radius", "5"], "radius must be positive and less than"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_the_run(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["regret", "--m", "3", "--n", "2", "--rounds", "5", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert not printed.out
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_version_and_the_module(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["--version"])

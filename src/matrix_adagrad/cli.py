@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="?",
         choices=("all", "examples", "mlp"),
         default="all",
-        help="examples: the bounds of the motivating examples (§4.3, App. F), in a second; "
+        help="examples: the bounds and regret of the motivating examples (§4.3, App. F), in 15 seconds; "
         "mlp: the stacked MLPs (Fig. 2), in about two minutes; all: both (default)",
     )
     reproduce.add_argument("--seeds", type=_positive, default=3, help="networks of each kind (default: 3)")
@@ -43,13 +43,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help="small tensors, which fit into caches: to see that it works"
     )
     bench.add_argument("--out", type=Path, default=Path("results"), help="where bench.json and bench.png go")
-    play = commands.add_parser("regret", help="play a game, and see the regret next to every bound of the paper")
-    play.add_argument("--game", choices=regret.GAMES, default="adversarial", help="(default: adversarial)")
-    play.add_argument("--learner", choices=regret.LEARNERS, default="row", help="AdaGrad's geometry (default: row)")
+    play = commands.add_parser(
+        "regret",
+        help="play a game, and see the regret next to every bound of the paper",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="games:\n"
+        + _listed(regret.GAMES)
+        + "\n\nlearners:\n"
+        + _listed(regret.LEARNERS)
+        + "\n\nexit code: 0 if every promised bound held, 3 if one failed, 1 if the run was not possible",
+    )
+    play.add_argument("--game", choices=regret.GAMES, default="adversarial", metavar="GAME", help="(adversarial)")
+    play.add_argument("--learner", choices=regret.LEARNERS, default="row", metavar="LEARNER", help="(row)")
     play.add_argument("--m", type=_positive, default=64, help="rows (default: 64)")
     play.add_argument("--n", type=_positive, default=64, help="columns (default: 64)")
     play.add_argument("--rounds", type=_positive, default=10_000, help="(default: 10000)")
-    play.add_argument("--radius", type=float, default=1.0, help="of the Frobenius ball (default: 1)")
+    play.add_argument(
+        "--radius", type=float, help="of the Frobenius ball (default: 1; in motivating-*, half the limit)"
+    )
     play.add_argument("--seed", type=int, default=0, help="of random games (default: 0)")
     play.add_argument("--exact", action="store_true", help="play twice, for exact distances to the best decision")
     play.add_argument("--checkpoint", type=Path, help="a file to go on from, and to save to, also on Ctrl-C")
@@ -132,20 +143,40 @@ def _regret(options: argparse.Namespace) -> int:
     if options.m * options.n < 1 << 16:
         torch.set_num_threads(1)  # on small matrices threads would only wait for each other
     try:
+        _check_outputs(options.json, options.picture)
         result = regret.run(config, progress=_bar(), checkpoint=options.checkpoint)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         print(f"matrix-adagrad regret: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        kept = f"; the same command goes on from {options.checkpoint}" if options.checkpoint else ""
-        print(f"\ninterrupted{kept}", file=sys.stderr)
+        kept = options.checkpoint and options.checkpoint.exists()
+        print("\ninterrupted" + f"; the same command goes on from {options.checkpoint}" * bool(kept), file=sys.stderr)
         return 130
+    print(f"{config.game} on {config.m}×{config.n}, learner {config.learner}")
     print(result.table())
     if options.json:
         options.json.write_text(json.dumps({"config": vars(config), **result.to_dict()}, indent=1) + "\n")
     if options.picture:
         regret.draw(result.tradeoff, options.picture)
-    return 0 if result.holds else 2
+    return 0 if result.holds else 3
+
+
+def _check_outputs(figures: Path | None, picture: Path | None) -> None:
+    """What cannot be written after a long run is refused before it."""
+    for path in (figures, picture):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ValueError(f"{path} cannot be written: it is a folder, or its folder does not exist")
+    if picture is not None:
+        if picture.suffix not in (".png", ".svg", ".pdf"):
+            raise ValueError(f"{picture} must end in .png, .svg or .pdf")
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ImportError("--picture needs matplotlib: pip install 'matrix-adagrad[experiments]'") from None
+
+
+def _listed(words: Mapping[str, str]) -> str:
+    return "\n".join(f"  {name:<18} {meaning}" for name, meaning in words.items())
 
 
 def _bar() -> Any:
@@ -171,7 +202,6 @@ def _data(path: Path | None) -> int:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
+    if not text.lstrip("+-").isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number and must be at least 1, got {text}")
+    return int(text)

@@ -376,6 +376,9 @@ def test_the_diameters_of_the_papers_ball():
         (lambda: RowProduct(((1.5, RowBalls(1.0)),)), ValueError, "a number of rows must be an int"),
         (lambda: RowProduct(((1, "ball"),)), TypeError, "a pair of a number of rows and a Domain, got 'ball'"),
         (lambda: RowProduct(((2, RowBalls(1.0)),)).project(draw(0)), ValueError, "have 2 rows"),
+        (lambda: RowProduct((RowBalls(1.0),)), TypeError, "a pair of a number of rows and a Domain, got RowBalls"),
+        (lambda: RowBalls(1.0).project(torch.ones(2, 2, dtype=torch.int64)), TypeError, "dtype, got torch.int64"),
+        (lambda: RowSimplex().project(draw(0, (4,))), ValueError, r"has shape \(4,\), without rows or columns"),
         (lambda: RowSimplex().check_fits("bias", draw(0, (5,))), ValueError, "bias has shape .* without rows"),
         (lambda: Box(0, 1).check_fits("w", torch.ones(2, dtype=torch.complex64)), TypeError, "w is complex"),
         (lambda: L1Ball(1.0).check_fits("w", torch.ones(2, dtype=torch.complex64)), TypeError, "w is complex"),
@@ -389,5 +392,6 @@ def test_bad_arguments_say_what_is_wrong(make, error, words):
 def test_domains_are_values():
     assert FrobeniusBall(1.0) == FrobeniusBall(1.0) != FrobeniusBall(2.0)
     assert len({RowBalls(1.0), RowBalls(1.0), ColumnBalls(1.0)}) == 2
-    assert repr(FrobeniusBall(1.0)) == "FrobeniusBall(radius=1.0)"
+    assert repr(FrobeniusBall(1)) == repr(FrobeniusBall(numpy.float32(1))) == "FrobeniusBall(radius=1.0)"
+    assert FrobeniusBall(1.0).diameter("row", SHAPE) == 2.0
     assert all(isinstance(domain, Domain) for domain in DOMAINS)

@@ -201,6 +201,19 @@ def test_bad_arguments_say_what_is_wrong(make, error, words):
         make()
 
 
+def test_what_is_no_gradient_and_what_is_no_proximal_is_refused():
+    learner = MirrorDescent(torch.ones(2, 2), "row", eta=1.0)
+    with pytest.raises(ValueError, match="grad has the type NoneType, and the decision is a tensor"):
+        learner.update(None)
+
+    class Wrong(Scheme):
+        def observe(self, grad):
+            return grad
+
+    with pytest.raises(TypeError, match="Wrong.observe must return a Proximal, got tensor"):
+        MirrorDescent(torch.ones(2, 2), Wrong(), eta=1.0).update(torch.ones(2, 2))
+
+
 def test_reprs_tell_runs_apart():
     learner = MirrorDescent(torch.zeros(2, 2), "row", FrobeniusBall(1.0), 0.5)
     assert repr(learner) == (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad import native
-from matrix_adagrad.domains.base import BlockDomain, check_number
+from matrix_adagrad.domains.base import BlockDomain, set_number
 from matrix_adagrad.geometry import Column, Geometry, Row, Shape, Whole, as_geometry
 from matrix_adagrad.squares import lean_sum_squares
 
@@ -45,7 +45,7 @@ class Balls(BlockDomain):
     geometry: Geometry = field(default_factory=Row)
 
     def __post_init__(self) -> None:
-        check_number(f"{type(self).__name__}: radius", self.radius)
+        set_number(self, "radius")
         object.__setattr__(self, "geometry", as_geometry(self.geometry))
 
     @property

@@ -15,12 +15,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Geometry, Shape, wide_dtype
+from matrix_adagrad.geometry import Geometry, Shape, as_geometry, wide_dtype
 
 __all__ = ["BlockDomain", "Domain"]
 
@@ -50,7 +50,8 @@ class Domain(ABC):
 
         Args:
             x: a tensor on any device, of any floating-point dtype.
-            scale: S, positive; it broadcasts against ``x`` as the statistic of a geometry does.
+            scale: S, positive and finite, which is not checked; it broadcasts against ``x`` as the statistic of a
+                geometry does: scales of rows are a column of numbers, m×1.
         """
 
     def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -62,7 +63,7 @@ class Domain(ABC):
         """A point of the set where the linear function ⟨g, X⟩ is least; an error if it has no bound there."""
 
     @abstractmethod
-    def diameter(self, geometry: Geometry, shape: Shape) -> float:
+    def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
         """The largest distance of two points of the set of this shape, in the norm of the geometry."""
 
     @abstractmethod
@@ -121,7 +122,8 @@ class BlockDomain(Domain):
     def width(self, seen: int, members: int) -> float:
         """The largest distance of two points of a block's set, as seen on ``seen`` of the block's ``members``."""
 
-    def diameter(self, geometry: Geometry, shape: Shape) -> float:
+    def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
+        geometry = as_geometry(geometry)
         # Blocks are independent: the squared widths of those that meet one block of the norm's geometry add up.
         members = self.blocks.members(shape)
         if self.blocks.cut(shape) == geometry.cut(shape) == tuple(shape):
@@ -151,6 +153,8 @@ class BlockDomain(Domain):
 
     def _seen(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         """``x`` as the blocks' geometry sees it, in a wide dtype, and the scale, which broadcasts against it."""
+        if x.dtype not in _EPS:
+            raise TypeError(f"a tensor to be projected must have a floating-point dtype, got {x.dtype}")
         x = x.to(wide_dtype(x.dtype))
         s = torch.as_tensor(scale, dtype=x.real.dtype if x.is_complex() else x.dtype, device=x.device)
         cut = self.blocks.cut(x.shape)
@@ -167,9 +171,11 @@ def _labels(geometry: Geometry, shape: Shape) -> Tensor:
     return numbers.expand(geometry.cut(shape)).reshape(-1)
 
 
-def check_number(name: str, value: Any, *, positive: bool = True) -> None:
-    """Raise an error that names the argument unless it is a number, and a positive and finite one if asked for."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if positive and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+def set_number(domain: Domain, name: str, *, positive: bool = True) -> None:
+    """Make a field a float; an error that names it unless it is a number, positive and finite if asked for."""
+    value, field = getattr(domain, name), f"{type(domain).__name__}: {name}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{field} must be a number, got {value!r}")
+    if positive and not 0 < float(value) < math.inf:
+        raise ValueError(f"{field} must be positive and finite, got {value!r}")
+    object.__setattr__(domain, name, float(value))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from matrix_adagrad.domains.base import BlockDomain, check_number
+from matrix_adagrad.domains.base import BlockDomain, set_number
 from matrix_adagrad.geometry import Entry, Geometry
 
 __all__ = ["Box", "NonNegative", "WholeSpace"]
@@ -31,7 +31,7 @@ class Box(BlockDomain):
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
-            check_number(f"{type(self).__name__}: {name}", getattr(self, name), positive=False)
+            set_number(self, name, positive=False)
         if not self.low <= self.high:
             raise ValueError(f"{type(self).__name__}: low must be at most high, got {self.low} and {self.high}")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains.base import Domain
-from matrix_adagrad.geometry import Geometry, Shape
+from matrix_adagrad.geometry import Geometry, Shape, as_geometry
 
 __all__ = ["RowProduct"]
 
@@ -34,8 +34,11 @@ class RowProduct(Domain):
     parts: tuple[tuple[int, Domain], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple((rows, domain) for rows, domain in self.parts))
-        for rows, domain in self.parts:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for part in self.parts:
+            if not isinstance(part, tuple) or len(part) != 2:
+                raise TypeError(f"RowProduct: each part must be a pair of a number of rows and a Domain, got {part!r}")
+            rows, domain = part
             if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
                 raise ValueError(f"RowProduct: a number of rows must be an int, at least 0, got {rows!r}")
             if not isinstance(domain, Domain):
@@ -51,7 +54,8 @@ class RowProduct(Domain):
     def argmin(self, g: Tensor) -> Tensor:
         return self._each(g, lambda domain, rows: domain.argmin(g[rows]))
 
-    def diameter(self, geometry: Geometry, shape: Shape) -> float:
+    def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
+        geometry = as_geometry(geometry)
         if geometry.cut(shape)[0] != shape[0]:
             raise ValueError(f"{geometry!r} groups rows, which may lie in different parts of a RowProduct")
         widths = [domain.diameter(geometry, (rows, *shape[1:])) for rows, domain in self.parts if rows]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from matrix_adagrad.domains.base import BlockDomain, check_number
+from matrix_adagrad.domains.base import BlockDomain, set_number
 from matrix_adagrad.geometry import Column, Geometry, Row, Whole, as_geometry
 
 __all__ = ["ColumnSimplex", "L1Ball", "L1Balls", "RowSimplex", "Simplices"]
@@ -36,6 +36,7 @@ class _SumDomain(BlockDomain):
 
     def _flat(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor, torch.Size]:
         """``x`` and its scales with a row for each block, and the shape before that."""
+        self.check_fits("a tensor to be projected", x)
         seen, s = self._seen(x, scale)
         dims = self.blocks.dims(x.shape)
         last = tuple(range(-len(dims), 0))
@@ -58,7 +59,7 @@ class Simplices(_SumDomain):
     geometry: Geometry = field(default_factory=Row)
 
     def __post_init__(self) -> None:
-        check_number(f"{type(self).__name__}: total", self.total)
+        set_number(self, "total")
         object.__setattr__(self, "geometry", as_geometry(self.geometry))
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -86,7 +87,7 @@ class L1Balls(_SumDomain):
     geometry: Geometry = field(default_factory=Row)
 
     def __post_init__(self) -> None:
-        check_number(f"{type(self).__name__}: radius", self.radius)
+        set_number(self, "radius")
         object.__setattr__(self, "geometry", as_geometry(self.geometry))
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:

@@ -91,7 +91,7 @@ def inequalities(run: Ledger) -> Iterator[Inequality]:
     general = (run.first + run.middle) / eta + eta / 2 * run.dual
     yield Inequality("regret ≤ general bound", "Cor. 1", regret, general - run.last / eta)
     yield Inequality("regret ≤ general bound, negative term dropped", "Cor. 1", regret, general)
-    if run.roots is None or math.isnan(run.distance):
+    if run.roots is None or math.isnan(run.distance) or math.isnan(run.delta):
         return
     square, total = run.distance**2, float(run.roots.sum())
     stabilizer = square * run.roots.numel() * run.delta

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from matrix_adagrad.domains import Box, Domain, FrobeniusBall
 from matrix_adagrad.geometry import Whole, as_geometry
-from matrix_adagrad.online.solver import Solution, fingerprint, inner, minimise
+from matrix_adagrad.online.identity import describe, fingerprint
+from matrix_adagrad.online.solver import Solution, inner, minimise
 
 __all__ = ["Adversarial", "Completion", "Game", "Hinge", "Linear", "Logistic", "Motivating", "Stream", "Trace"]
 
@@ -41,6 +42,9 @@ class Game(ABC):
     @abstractmethod
     def best(self, rounds: int, gradients: Tensor) -> Solution:
         """The best fixed decision for so many rounds, given the sum of the gradients that were played."""
+
+    def __repr__(self) -> str:
+        return describe(self)
 
 
 class _LinearGame(Game):
@@ -365,4 +369,4 @@ class Completion(Game):
 
 
 def _generator(seed: int, chunk: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1_000_003 * seed + chunk)
+    return torch.Generator().manual_seed((1_000_003 * seed + chunk) % (1 << 63))

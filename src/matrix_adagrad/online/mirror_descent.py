@@ -16,6 +16,7 @@ from torch import Tensor
 
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, Shape, Whole, as_geometry
+from matrix_adagrad.online.identity import describe
 from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, Proximal, RowWise, Scaled
 
 __all__ = ["AdaGrad", "Fixed", "FullAdaGrad", "MirrorDescent", "Scheme"]
@@ -36,6 +37,8 @@ class Scheme(ABC):
         """The geometry in whose norm distances enter the scheme's bound; ``None`` leaves out what needs it."""
         return None
 
+    delta = math.nan  # the stabilizer, without which the bounds that have it are left out
+
     def roots(self) -> Tensor | None:
         """What the metric is made of, besides δ: √V_b of each block b, or the eigenvalues of a full metric's root."""
         return None
@@ -53,7 +56,7 @@ class Scheme(ABC):
         vars(self).update(state)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return describe(self)
 
 
 class Fixed(Scheme):
@@ -182,9 +185,12 @@ class MirrorDescent:
 
     def update(self, grad: Tensor) -> Tensor:
         """Take G_t, a subgradient of the round's loss at ``x``, and return the next decision."""
-        if grad.shape != self.x.shape:
-            raise ValueError(f"grad has shape {tuple(grad.shape)}, and the decision {tuple(self.x.shape)}")
+        if not isinstance(grad, Tensor) or grad.shape != self.x.shape:
+            given = f"shape {tuple(grad.shape)}" if isinstance(grad, Tensor) else f"the type {type(grad).__name__}"
+            raise ValueError(f"grad has {given}, and the decision is a tensor of shape {tuple(self.x.shape)}")
         self.proximal = self.scheme.observe(grad)
+        if not isinstance(self.proximal, Proximal):
+            raise TypeError(f"{type(self.scheme).__name__}.observe must return a Proximal, got {self.proximal!r}")
         self.x = self.proximal.step(self.x, grad, self.eta, self.domain)
         self.rounds += 1
         return self.x

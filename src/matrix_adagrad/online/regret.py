@@ -19,12 +19,14 @@ import copy
 import logging
 import math
 import os
-import pickle
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -33,9 +35,10 @@ from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.online.bounds import Inequality, Ledger, TradeOff, inequalities
 from matrix_adagrad.online.games import Game
+from matrix_adagrad.online.identity import fingerprint
 from matrix_adagrad.online.mirror_descent import MirrorDescent
 from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
-from matrix_adagrad.online.solver import Solution, fingerprint, inner
+from matrix_adagrad.online.solver import Solution, inner
 
 __all__ = ["Regret", "RegretMeter"]
 
@@ -83,7 +86,9 @@ class Regret:
         lines = [
             f"{self.rounds:,} rounds: loss {self.loss:.6g}, best fixed decision {self.best.value:.6g} "
             f"(gap ≤ {self.best.gap:.2g}), regret {self.regret:.6g}",
-            f"η = {self.ledger.eta:.6g}, Δ = {self.ledger.distance:.6g} ({known}), D = {self.ledger.diameter:.6g}",
+            f"η = {self.ledger.eta:.6g}"
+            + ("" if math.isnan(self.ledger.distance) else f", Δ = {self.ledger.distance:.6g} ({known})")
+            + ("" if math.isnan(self.ledger.diameter) else f", D = {self.ledger.diameter:.6g}"),
             "",
             f"{'':<8}{'inequality':<48}{'left':>13}{'right':>13}{'slack':>13}  place",
         ]
@@ -98,7 +103,7 @@ class Regret:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, as plain numbers and strings."""
-        ledger = {k: v for k, v in vars(self.ledger).items() if isinstance(v, float)}
+        ledger = {k: None if math.isnan(v) else v for k, v in vars(self.ledger).items() if isinstance(v, float)}
         checks = [{**vars(one), "slack": one.slack, "holds": one.holds} for one in self.inequalities]
         best = {"value": self.best.value, "gap": self.best.gap}
         return {
@@ -131,17 +136,23 @@ class RegretMeter:
     """
 
     def __init__(
-        self, learner: MirrorDescent, *, also: Sequence[Geometry | str] = (), target: Tensor | None = None
+        self,
+        learner: MirrorDescent,
+        *,
+        also: Sequence[Geometry | str] | Geometry | str = (),
+        target: Tensor | None = None,
     ) -> None:
         if learner.rounds:
             raise ValueError(f"the learner has played {learner.rounds} rounds already: give a fresh one")
         self.learner, self._fresh = learner, copy.deepcopy(learner)
         self._x1, self._geometry = learner.x, learner.scheme.geometry
-        self._also = tuple(map(as_geometry, also))
+        self._best_of = 0  # the rounds that the best decision in hindsight is that of
+        self._also = tuple(map(as_geometry, (also,) if isinstance(also, str | Geometry) else also))
         self._begin(target)
 
     def _begin(self, target: Tensor | None, best: Solution | None = None) -> None:
         self._target, self._best, self._distance = target, best, 0.0
+        self._is_whole = True  # whether the last round was counted to its end
         self._loss, self._dual, self._quadratic = 0.0, 0.0, 0.0
         self._linear, self._gradients = torch.zeros_like(self._x1), torch.zeros_like(self._x1)
         self._first: Proximal | None = None
@@ -158,6 +169,7 @@ class RegretMeter:
     def record(self, loss: float, grad: Tensor) -> None:
         """One round: the loss at ``learner.x`` and a subgradient there. The learner moves."""
         x = self.learner.x
+        self._is_whole = False
         self._measure_distance(x)
         following = self.learner.update(grad)
         proximal = self.learner.proximal
@@ -172,6 +184,7 @@ class RegretMeter:
         self._loss += float(loss)
         for geometry, squares in zip(self._also, self._squares, strict=True):
             squares += geometry.statistic(grad)
+        self._is_whole = True
 
     def _measure_distance(self, x: Tensor) -> None:
         if self._geometry is None:
@@ -204,9 +217,11 @@ class RegretMeter:
             checkpoint: a file to continue from, if it is there, and to save to, also when the run is interrupted.
             every: how many seconds pass between two checkpoints.
         """
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
         if game.shape != tuple(self.learner.x.shape) or game.domain != self.learner.domain:
             raise ValueError(f"the learner is {self.learner!r}, and the game has {game.shape} and {game.domain!r}")
-        file = None if checkpoint is None else _Checkpoint(Path(checkpoint), self._name(game), every)
+        file = None if checkpoint is None else _Checkpoint(Path(checkpoint), self._name(game, exact), every)
         if file is not None and (saved := file.load()) is not None:
             self._load_state_dict(saved)
         if self._best is None:
@@ -216,28 +231,37 @@ class RegretMeter:
                 return self.report(best)
             self.learner.load_state_dict(copy.deepcopy(self._fresh.state_dict()))
             self._begin(best.x, best)
-        self._play(game, rounds, progress, file)
+            self._best_of = rounds
         assert self._best is not None
+        if rounds != self._best_of:
+            raise ValueError(f"X* is that of {self._best_of} rounds, and {rounds} are asked for: start a new run")
+        self._play(game, rounds, progress, file)
         return self.report(self._best)
 
-    def _name(self, game: Game) -> str:
+    def _name(self, game: Game, exact: bool) -> str:
         """What tells this run from others, so that none goes on from another's checkpoint."""
-        return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, also {list(map(str, self._also))}"
+        also = ", ".join(map(str, self._also)) or "nothing"
+        passes = "two passes" if exact else "one pass"
+        return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, also {also}, {passes}"
 
     def _play(self, game: Game, rounds: int, progress: Progress | None, file: _Checkpoint | None) -> None:
         start = self.rounds
         if start > rounds:
-            raise ValueError(f"{start} rounds were played already, more than {rounds}")
+            raise ValueError(
+                f"{start} rounds were played already, and {rounds} are asked for: ask for more, or start anew"
+            )
         turns: Iterable[int] = range(start, rounds)
         if progress is not None:
             turns = progress(turns, initial=start, total=rounds)
         try:
-            for t in turns:
-                self.record(*game.loss(t, self.learner.x))
-                if file is not None and t % 64 == 0:
-                    file.save_in_time(self)
+            with _WholeRounds() as interrupt:
+                for t in turns:
+                    self.record(*game.loss(t, self.learner.x))
+                    if file is not None and t % 64 == 0:
+                        file.save_in_time(self)
+                    interrupt.raise_if_asked()
         finally:
-            if file is not None:
+            if file is not None and self._is_whole:
                 file.save(self)
 
     def report(self, best: Solution) -> Regret:
@@ -257,7 +281,7 @@ class RegretMeter:
             middle=telescoped - first + final,
             last=final,
             dual=self._dual,
-            delta=getattr(learner.scheme, "delta", math.nan),
+            delta=learner.scheme.delta,
             distance=self._largest_distance(best.x),
             diameter=learner.scheme.diameter(learner.domain, shape),
             roots=roots,
@@ -298,7 +322,7 @@ class RegretMeter:
     # ------------------------------------------------------------------------------------------------------ its state
 
     _SUMS = ("_distance", "_loss", "_dual", "_quadratic", "_linear", "_gradients", "_first", "_reach", "_squares")
-    _KEPT = ("_target", "_best", *_SUMS)
+    _KEPT = ("_target", "_best", "_best_of", *_SUMS)
 
     def _state_dict(self) -> dict[str, Any]:
         kept = {name: getattr(self, name) for name in self._KEPT}
@@ -311,10 +335,39 @@ class RegretMeter:
         self.learner.proximal = state["last"]
 
 
+class _WholeRounds:
+    """Holds back Ctrl-C to the end of a round, so that none is counted by half; a second one is not held back."""
+
+    def __init__(self) -> None:
+        self._asked, self._before = False, signal.getsignal(signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        # Where it is ignored it stays so, and only the main thread is ever interrupted.
+        self._holds = callable(self._before) and threading.current_thread() is threading.main_thread()
+        if self._holds:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._holds:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._asked and callable(self._before):
+            self._before(number, frame)
+        self._asked = True
+
+    def raise_if_asked(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+
+
 class _Checkpoint:
     """A file that is whole at any time: it is written beside and then put in its place."""
 
     def __init__(self, path: Path, what: str, every: float) -> None:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ValueError(f"the checkpoint {path} cannot be a file: it is a folder, or its folder does not exist")
         self._path, self._what, self._every = path, what, every
         self._saved_at = time.monotonic()
 
@@ -323,11 +376,14 @@ class _Checkpoint:
             return None
         try:
             saved = torch.load(self._path, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ValueError(f"{self._path} is not a checkpoint of this version ({reason}): delete it") from None
-        if saved["what"] != self._what:
-            raise ValueError(f"{self._path} is of another run: {saved['what']}, and this is {self._what}")
+            what = saved["what"]
+        except Exception as error:  # whatever file it is
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ValueError(
+                f"{self._path} is not a checkpoint of a regret run ({reason}): give another file"
+            ) from None
+        if what != self._what:
+            raise ValueError(f"{self._path} is of another run:\n  {what}, and this is\n  {self._what}")
         state: dict[str, Any] = saved["state"]
         return state
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,21 +11,12 @@ from torch import Tensor
 
 from matrix_adagrad.domains import Domain
 
-__all__ = ["Objective", "Solution", "fingerprint", "inner", "minimise"]
+__all__ = ["Objective", "Solution", "inner", "minimise"]
 
 
 def inner(x: Tensor, y: Tensor) -> float:
     """The Frobenius inner product ⟨X, Y⟩."""
     return float(torch.dot(x.reshape(-1), y.reshape(-1)))
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """A short name for the tensors' contents, by which runs are told apart."""
-    total = 0
-    for x in tensors:
-        data = x.detach().cpu().contiguous()
-        total = zlib.crc32(ctypes.string_at(data.data_ptr(), data.nbytes), total)
-    return f"{total:08x}"
 
 
 # (X, μ) ↦ f(X), and the value and the gradient at X of a smooth convex f_μ ≤ f that tends to f with μ → 0; if f is
