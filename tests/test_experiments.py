@@ -90,7 +90,7 @@ def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp
     [
         (
             ["--json", "nowhere/x.json"],
-            "nowhere/x.json cannot be written: it is a folder, or its folder does not exist",
+            "x.json cannot be written: it is a folder, or its folder does not exist",
         ),
         (["--picture", "."], ". cannot be written"),
         (["--picture", "x.txt"], "x.txt must end in .png, .svg or .pdf"),

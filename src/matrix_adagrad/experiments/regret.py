@@ -30,7 +30,7 @@ from matrix_adagrad.online import (
 __all__ = ["GAMES", "LEARNERS", "Config", "draw", "run"]
 
 GAMES = {
-    "adversarial": "linear losses by an adversary who charges for the longest row",
+    "adversarial": "linear losses by an adversary who sees a row and charges for it",
     "motivating-row": "the paper's example of §4.3: one active row a round",
     "motivating-column": "that of App. F: one active column a round",
     "linear": "linear losses with random gradients, larger in the first rows",
@@ -102,7 +102,7 @@ def draw(tradeoff: TradeOff, path: Path) -> None:
     left.plot(scales, 1 / (2 * scales), "--", color="tab:green", label="cost of the gradients, falls with s")
     left.plot(scales, (scales + 1 / scales) / 2, color="tab:blue", label="their sum")
     left.plot(
-        ratio, (ratio + 1 / ratio) / 2, "o", color="black", markersize=4, label=f"scales used by {len(ratio):,} blocks"
+        ratio, (ratio + 1 / ratio) / 2, "o", color="black", markersize=4, label=f"scales used, blocks: {len(ratio):,}"
     )
     left.set(xscale="log", yscale="log", xlabel="scale s over the best one, s*", ylabel="bound over its least value")
     for axis, ticks in ((left.xaxis, (0.2, 0.5, 1, 2, 5)), (left.yaxis, (0.1, 0.2, 0.5, 1, 2))):

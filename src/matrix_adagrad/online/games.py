@@ -144,9 +144,9 @@ def _gradients(m: int, n: int, drift: float, seed: int, chunk: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Adversarial(_LinearGame):
-    """An adversary who sees X_t and charges for its longest row: the gradient is that row's direction.
+    """An adversary who takes the rows in turn and charges for what he sees there: the gradient is the row's direction.
 
-    Where the learner is at 0 he picks the rows in turn. The best decision is known from the sum of his gradients.
+    Where a row is 0 he charges for all of its entries alike. The best decision is known from the sum of his gradients.
     """
 
     m: int
@@ -163,13 +163,9 @@ class Adversarial(_LinearGame):
         return 1e-12 * diameter if math.isfinite(diameter) else 0.0
 
     def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
-        lengths = torch.linalg.vector_norm(x, 2, 1)
-        longest = int(lengths.argmax())
-        grad, length = torch.zeros_like(x), float(lengths[longest])
-        if length > self._visible:
-            grad[longest] = x[longest] / length
-            return length, grad
-        grad[t % self.m] = 1 / math.sqrt(self.n)
+        row, grad = x[t % self.m], torch.zeros_like(x)
+        length = float(row.norm())
+        grad[t % self.m] = row / length if length > self._visible else 1 / math.sqrt(self.n)
         return inner(grad, x), grad
 
 

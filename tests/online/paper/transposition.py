@@ -65,7 +65,7 @@ def the_row_wise_step_transposed_is_the_column_wise_step(c):
         yield row.step(x.T, c.G.T, c.eta, mirrored(domain)).T, after, c.top / c.weight * after.norm()
 
 
-# Not for an adversary: which one he takes of rows of equal length is a matter of rounding.
+# Not for an adversary: near 0 rounding decides on the direction that he takes.
 @identity("§4.4", [run for run in using(*GEOMETRIES) if not isinstance(run.game, Adversarial)])
 def a_game_and_its_transpose_have_the_same_regret_and_bounds(run):
     scheme = AdaGrad(run.scheme.geometry.transpose, run.scheme.delta)
