@@ -24,7 +24,7 @@ def lean_sum_squares(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     short_rows = 0 not in dims and math.prod([x.shape[d] for d in dims]) <= _SHORT
     if short_rows or x.device.type != "cpu":
         norm: Tensor = torch.linalg.vector_norm(x, 2, dims, keepdim=True)
-        return norm.square_()
+        return norm.square()
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
     total = torch.zeros(shape, dtype=x.dtype.to_real(), device=x.device)
     _add_squares(x, dims, total)

@@ -281,6 +281,20 @@ def test_complex_balls():
     torch.testing.assert_close(torch.view_as_real(y), as_reals)
 
 
+def test_a_small_violation_is_seen_next_to_large_numbers():
+    assert not NonNegative().contains(torch.tensor([-0.1, 1.0], dtype=torch.bfloat16))
+    assert not NonNegative().contains(torch.tensor([-1.0, 1e6]))
+    assert not FrobeniusBall(1.0).contains(torch.full((100, 100), 0.011, dtype=torch.bfloat16))
+    assert not L1Ball(1.0).contains(torch.cat([torch.ones(1, 1), torch.full((1, 10**6), 1e-6)], 1))
+    assert not RowSimplex().contains(torch.full((1, 1000), 2.5e-3))
+
+
+def test_gradients_flow_through_projections():
+    for domain in (RowBalls(1.0), ColumnBalls(1.0), FrobeniusBall(1.0), RowSimplex(), L1Ball(1.0)):
+        x = draw(1).requires_grad_()
+        torch.autograd.gradcheck(domain.project, (x, draw_scale("row", 1)))
+
+
 def test_not_a_number_is_in_no_bounded_set():
     x = draw(1)
     x[2, 1] = math.nan

@@ -93,7 +93,10 @@ def test_completion_on_balls_of_columns_weighs_entries_by_their_counts():
     [
         (lambda: Motivating(3, 4, "diagonal"), "active must be 'row' or 'column', got 'diagonal'"),
         (lambda: Motivating(3, 4, radius=0.5), "radius must be positive and less than 0.5, got 0.5"),
-        (lambda: Stream(torch.tensor([0]), torch.ones(2, 3), torch.ones(2), 1), r"of one length, got \(1, 2, 2\)"),
+        (
+            lambda: Stream(torch.tensor([0]), torch.ones(2, 3), torch.ones(2), 1),
+            r"of one length, at least 1, got \(1, 2, 2\)",
+        ),
         (
             lambda: Stream(torch.tensor([4]), torch.ones(1, 3), torch.ones(1), 4),
             "tasks must be from 0 to 3, got 4 to 4",

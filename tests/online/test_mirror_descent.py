@@ -68,9 +68,44 @@ def test_projections_in_a_full_metric_are_as_good_for_any_size(size):
     torch.testing.assert_close(y / size, torch.tensor([[1.0], [1.0]], dtype=torch.float64), rtol=0, atol=1e-4)
 
 
-def test_a_null_space_has_the_scale_of_the_stabilizer():
-    proximal = FullAdaGrad("row", 1e-8).observe(draw(1, (5, 1)))
-    assert (proximal.values[:-1] == 1e-8).all()
+def test_a_full_metric_never_falls_even_where_rounding_swallows_an_eigenvalue():
+    scheme, before = FullAdaGrad("row"), torch.zeros(2, 2, dtype=torch.float64)
+    for t in range(10):
+        grad = torch.zeros(2, 2, dtype=torch.float64)
+        grad[1, 1], grad[0, 0] = (-1) ** t, 1e9 if t == 5 else 0
+        metric = scheme.observe(grad).metric
+        assert torch.linalg.eigvalsh(metric - before).min() >= -1e-6
+        before = metric
+
+
+def test_a_metric_must_fit():
+    x = torch.ones(5, 3)
+    for proximal in (
+        RowWise(torch.ones(4)),
+        RowWise(torch.ones(1)),
+        ColumnWise(torch.ones(2)),
+        Vectorised(torch.ones(9)),
+    ):
+        with pytest.raises(ValueError, match=r"has a metric of .*, and X has shape \(5, 3\)"):
+            proximal.value(x)
+    with pytest.raises(ValueError, match=r"has a metric of 3×3, and X has shape \(3,\)"):
+        ColumnWise(torch.ones(3)).value(torch.ones(3))
+    with pytest.raises(ValueError, match=r"scale has shape \(3,\), and geometry row .* needs \(5, 1\)"):
+        Scaled(torch.ones(3), "row").value(x)
+
+
+def test_full_metrics_in_float32_are_taken_up_to_rounding():
+    a = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
+    metric = RowWise(torch.linalg.inv(a @ a.T + torch.eye(50))).metric
+    assert torch.equal(metric, metric.T)
+
+
+@pytest.mark.parametrize("domain", [Box(-1.0, 1.0), RowBalls(1.0)], ids=repr)
+def test_the_full_scheme_plays_on_any_bounded_set(domain):
+    learner = MirrorDescent(torch.zeros(8, 4, dtype=torch.float64), FullAdaGrad("row"), domain, eta=1.0)
+    for t in range(10):
+        learner.update(draw(t, (8, 4)) * (draw(100 + t, (8, 1)) > 0.5))
+        assert domain.contains(learner.x, 1e-10)
 
 
 def test_a_full_metric_needs_a_bounded_domain_or_one_that_can_be_turned():
@@ -179,6 +214,7 @@ def test_a_saved_learner_goes_on_with_the_same_bits(scheme):
         (lambda: ColumnWise(torch.tensor([1.0, 0.0])), ValueError, "positive definite, .* is 0"),
         (lambda: RowWise(torch.ones(2, 3)), ValueError, r"square matrix or the vector .* got \(2, 3\)"),
         (lambda: Scaled(torch.tensor([1.0, float("nan")])), ValueError, "positive definite, .* is nan"),
+        (lambda: MirrorDescent(torch.ones(2, 2), FullAdaGrad(), delta=1.0), ValueError, "delta=1.0 is for a geometry"),
         (lambda: FullAdaGrad("diagonal"), ValueError, "side must be 'row' or 'column', got 'diagonal'"),
         (lambda: AdaGrad("row", 0.0), ValueError, "delta must be positive and finite, got 0.0"),
         (lambda: MirrorDescent(torch.ones(2, 2), "row", FrobeniusBall(1.0)), ValueError, "x1 lies outside of .* of 1:"),
@@ -219,4 +255,5 @@ def test_reprs_tell_runs_apart():
     assert repr(learner) == (
         "MirrorDescent(AdaGrad('row', delta=1e-08), FrobeniusBall(radius=1.0), eta=0.5, shape=(2, 2))"
     )
-    assert repr(Fixed(RowWise(torch.ones(2)))) == "Fixed(RowWise)"
+    assert repr(Fixed(RowWise(torch.ones(2)))) == repr(Fixed(RowWise(torch.ones(2))))
+    assert repr(Fixed(RowWise(torch.ones(2)))) != repr(Fixed(RowWise(2 * torch.ones(2))))

@@ -313,6 +313,47 @@ def test_games_and_schemes_of_your_own_are_told_apart_by_their_settings(tmp_path
             play(shift, scale)
 
 
+class Own(Scaled):
+    """A proximal function of one's own."""
+
+
+class Growing(Scheme):
+    """Its state is made in `observe`."""
+
+    def observe(self, grad):
+        self.total = grad.square() + getattr(self, "total", 1.0)
+        return Own(self.total.sqrt())
+
+
+def test_a_run_that_could_not_be_loaded_is_refused_at_its_start(tmp_path):
+    game = Shifted(1.0)
+    meter = RegretMeter(MirrorDescent(torch.zeros(6, 4, dtype=torch.float64), Growing(), game.domain, 0.1))
+    with pytest.raises(ValueError, match="this run cannot be saved: .*add_safe_globals"):
+        meter.play(game, 20, checkpoint=tmp_path / "run.pt")
+    assert meter.rounds == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_second_pass_starts_from_nothing():
+    game = Linear(6, 4, Box(-1.0, 1.0))
+
+    def play(exact):
+        x1 = torch.zeros(6, 4, dtype=torch.float64)
+        return RegretMeter(MirrorDescent(x1, Growing(), game.domain, 0.1)).play(game, 30, exact=exact).regret
+
+    assert play(exact=True) == play(exact=False)
+
+
+def test_distances_are_exact_for_the_target_alone():
+    game = Linear(6, 4)
+    meter = RegretMeter(learner(game))
+    exact = meter.play(game, 40, exact=True)
+    other = meter.report(Solution(-exact.best.x, -exact.best.value, 0.0))
+    assert exact.exact
+    assert not other.exact
+    assert other.ledger.distance >= exact.ledger.distance
+
+
 def test_a_scheme_without_a_stabilizer_leaves_out_the_bounds_that_have_it():
     class Rows(AdaGrad):
         delta = math.nan
@@ -403,6 +444,8 @@ def test_the_table_and_the_figures():
     assert "FAILS" not in table
     figures = json.loads(json.dumps(regret.to_dict()))
     assert figures["regret"] == regret.regret
+    assert figures["tradeoff"]["used"] == regret.tradeoff.used.tolist()
+    assert len(figures["tradeoff"]["optimal"]) == 6
     assert {one["place"] for one in figures["inequalities"]} >= {"Cor. 1", "Cor. 2", "Thm 1", "App. E"}
     assert "Thm 2" in RegretMeter(learner(game, "column")).play(game, 24).table()
 

@@ -210,6 +210,27 @@ def test_a_step_of_size_zero_changes_no_bit(domain, dtype):
 # ------------------------------------------------------------------------------------------------------------- the rest
 
 
+def test_an_infinite_statistic_does_not_reach_other_rows():
+    for domain in (FrobeniusBall(10.0), ColumnBalls(10.0)):
+        param = Parameter(torch.rand(3, 2))
+        optimizer = RowAdaGrad([param], domain=domain)
+        param.grad = torch.zeros(3, 2)
+        param.grad[0] = 3e19  # its square overflows
+        optimizer.step()
+        assert param.isfinite().all()
+
+
+def test_complex_parameters():
+    param = Parameter(torch.complex(draw(1), draw(2)))
+    optimizer = RowAdaGrad([{"params": [param], "domain": RowBalls(0.5)}], project_start=True, lr=1.0)
+    param.grad = torch.complex(draw(3), draw(4))
+    optimizer.step()
+    assert RowBalls(0.5).contains(param.detach())
+    free = Parameter(torch.complex(draw(1), draw(2)))
+    free.grad = param.grad
+    RowAdaGrad([free], domain=WholeSpace()).step()
+
+
 def test_narrow_parameters_stay_inside_up_to_rounding():
     for rounding in (False, True):
         param = start(RowBalls(0.5), torch.bfloat16)

@@ -68,9 +68,12 @@ class Balls(BlockDomain):
         seen, s = self._seen(x, scale)
         dims = self.geometry.dims(x.shape)
         alike = tuple(d for d in dims if s.shape[d] == 1)
-        lengths = lean_sum_squares(seen, alike).sqrt_() if alike else seen.abs()
+        lengths = lean_sum_squares(seen, alike).sqrt() if alike else seen.abs()
         rest = tuple(d for d in dims if d not in alike)
         return seen, _shrinkage(lengths / self.radius, s, rest, self._slack(x))
+
+    def excess(self, x: Tensor) -> Tensor:
+        return self.geometry.norm(x) / self.radius - 1
 
     def argmin(self, g: Tensor) -> Tensor:
         seen, _ = self._seen(g, 1.0)
@@ -139,7 +142,7 @@ def _with_operators(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -
         else:
             upper = torch.where(square < 1, torch.minimum(upper, at), upper)
             at = torch.where(upper > 16 * lower, lower.sqrt() * upper.sqrt(), lower)
-    return s / (s + lower)
+    return torch.where(lower == 0, 1, s / (s + lower))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class Domain(ABC):
         Args:
             x: a tensor on any device, of any floating-point dtype.
             scale: S, positive and finite, which is not checked; it broadcasts against ``x`` as the statistic of a
-                geometry does: scales of rows are a column of numbers, m×1.
+                geometry does: scales of rows are a column of numbers, m×1. `Geometry.spread` brings the statistic of
+                `Blocks` into such a shape.
         """
 
     def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -87,10 +88,16 @@ class Domain(ABC):
         gap = x.to(wide_dtype(x.dtype)) - self.project(x.to(wide_dtype(x.dtype)))
         return float(torch.linalg.vector_norm(gap))
 
-    def contains(self, x: Tensor, tolerance: float | None = None) -> bool:
-        """Whether ``x`` lies in the set: no entry is off by more than ``tolerance`` times the largest magnitude.
+    @abstractmethod
+    def excess(self, x: Tensor) -> Tensor:
+        """By how much ``x`` breaks the set's rule at worst, relative to the rule's own size; at most 0 inside."""
 
-        By default the tolerance is 16 units of rounding of ``x``'s dtype.
+    def contains(self, x: Tensor, tolerance: float | None = None) -> bool:
+        """Whether ``x`` lies in the set, up to rounding.
+
+        Args:
+            x: a tensor.
+            tolerance: the `excess` that is allowed; by default what rounding in ``x``'s dtype may cause.
 
         >>> import torch
         >>> from matrix_adagrad.domains import RowBalls
@@ -99,11 +106,9 @@ class Domain(ABC):
         """
         if x.numel() == 0:
             return True
-        tolerance = 16 * torch.finfo(x.dtype).eps if tolerance is None else tolerance
-        wide = x.to(wide_dtype(x.dtype))
-        nearest = self.project(wide)
-        size = torch.maximum(wide.abs().amax(), nearest.abs().amax())
-        return bool((wide - nearest).abs().amax() <= tolerance * size)
+        if tolerance is None:
+            tolerance = _EPS[x.dtype] + (16 + math.sqrt(x.numel())) * _EPS[wide_dtype(x.dtype)]
+        return bool(self.excess(x.to(wide_dtype(x.dtype))) <= tolerance)
 
 
 @dataclass(frozen=True)
@@ -143,13 +148,12 @@ class BlockDomain(Domain):
     def is_separable_by_rows(self, shape: Shape) -> bool:
         return len(shape) > 0 and 0 not in self.blocks.dims(shape) and self.blocks.cut(shape)[0] == shape[0]
 
-    @staticmethod
-    def _slack(x: Tensor) -> float:
+    def _slack(self, x: Tensor) -> float:
         """What rounding may add to the size of a projected point, relatively: so much is taken for inside.
 
         A second projection then leaves the bits of the first one as they are.
         """
-        return _EPS[x.dtype] + 4 * _EPS[wide_dtype(x.dtype)]
+        return _EPS[x.dtype] + (4 + math.sqrt(self.blocks.members(x.shape)) / 4) * _EPS[wide_dtype(x.dtype)]
 
     def _seen(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         """``x`` as the blocks' geometry sees it, in a wide dtype, and the scale, which broadcasts against it."""

@@ -32,7 +32,7 @@ class Box(BlockDomain):
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             set_number(self, name, positive=False)
-        if not self.low <= self.high:
+        if not (self.low <= self.high and self.low < math.inf and self.high > -math.inf):
             raise ValueError(f"{type(self).__name__}: low must be at most high, got {self.low} and {self.high}")
 
     @property
@@ -43,7 +43,13 @@ class Box(BlockDomain):
         return x if self.low == -math.inf and self.high == math.inf else x.clamp(self.low, self.high)
 
     def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # noqa: ARG002
-        return x.clamp_(self.low, self.high)
+        return x if self.low == -math.inf and self.high == math.inf else x.clamp_(self.low, self.high)
+
+    def excess(self, x: Tensor) -> Tensor:
+        if self.low == -math.inf and self.high == math.inf:
+            return torch.zeros(())
+        size = max((abs(end) for end in (self.low, self.high) if math.isfinite(end)), default=0.0) or 1.0
+        return torch.maximum(self.low - x, x - self.high).amax() / size
 
     def argmin(self, g: Tensor) -> Tensor:
         ends = [end for end, used in ((self.low, bool((g > 0).any())), (self.high, bool((g < 0).any()))) if used]

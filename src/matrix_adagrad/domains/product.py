@@ -51,6 +51,10 @@ class RowProduct(Domain):
         rows_share = s.dim() < x.dim() or s.shape[0] == 1
         return self._each(x, lambda domain, rows: domain.project(x[rows], s if rows_share else s[rows]))
 
+    def excess(self, x: Tensor) -> Tensor:
+        self.check_fits("a tensor", x)
+        return torch.stack([domain.excess(x[rows]) for domain, rows in self._slices() if rows.stop > rows.start]).amax()
+
     def argmin(self, g: Tensor) -> Tensor:
         return self._each(g, lambda domain, rows: domain.argmin(g[rows]))
 

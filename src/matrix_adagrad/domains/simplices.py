@@ -68,6 +68,11 @@ class Simplices(_SumDomain):
         inside = (flat >= 0).all(1, keepdim=True) & (excess <= self._slack(x) * self.total)
         return self._unflat(torch.where(inside, flat, _onto_simplex(flat, s, self.total)), moved, x)
 
+    def excess(self, x: Tensor) -> Tensor:
+        flat, _, _ = self._flat(x, 1.0)
+        off = (flat.sum(1) - self.total).abs().amax()
+        return torch.maximum(off, -flat.amin()) / self.total
+
     def argmin(self, g: Tensor) -> Tensor:
         flat, _, moved = self._flat(g, 1.0)
         lowest = torch.zeros_like(flat).scatter_(1, flat.argmin(1, keepdim=True), self.total)
@@ -96,6 +101,10 @@ class L1Balls(_SumDomain):
         inside = magnitude.sum(1, keepdim=True) <= self.radius * (1 + self._slack(x))
         onto = _onto_simplex(magnitude, s, self.radius).copysign(flat)
         return self._unflat(torch.where(inside, flat, onto), moved, x)
+
+    def excess(self, x: Tensor) -> Tensor:
+        flat, _, _ = self._flat(x, 1.0)
+        return flat.abs().sum(1).amax() / self.radius - 1
 
     def argmin(self, g: Tensor) -> Tensor:
         flat, _, moved = self._flat(g, 1.0)

@@ -97,7 +97,7 @@ static void shrink(block b, double slack, double *factor, int64_t threads) {
     b.unit = 1 / largest;
     double lambda = sqrt(square) <= 1 + slack ? 0 : isnan(square) ? NAN : multiplier(&b, threads);
     for (int64_t i = 0; i < b.entries; i++)
-        factor[i] = scale(&b, i) / (scale(&b, i) + lambda);
+        factor[i] = lambda == 0 ? 1 : scale(&b, i) / (scale(&b, i) + lambda);
 }
 
 /* Blocks of so many entries, one behind the other, in a, s and factor. */

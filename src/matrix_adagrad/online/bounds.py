@@ -82,7 +82,7 @@ class Ledger:
 def theorem(geometry: Geometry | None) -> str:
     """Where the paper claims the regret bound of AdaGrad in this geometry."""
     places = {Row(): "Thm 1", Column(): "Thm 2", Entry(): "§4.3, entry-wise"}
-    return places.get(geometry, "Thm 1, in this geometry")  # type: ignore[arg-type]
+    return places.get(geometry, "extends Thm 1")  # type: ignore[arg-type]
 
 
 def inequalities(run: Ledger) -> Iterator[Inequality]:
@@ -129,7 +129,7 @@ class TradeOff:
     @property
     def optimal(self) -> Tensor:
         """The scale that minimises each block's bound: η √(a/λ) √V_b / Δ."""
-        return self.eta * math.sqrt(2) / self.distance * self.squares.sqrt()
+        return self.eta * math.sqrt(2) * self.squares.sqrt() / torch.tensor(self.distance, dtype=self.squares.dtype)
 
     def growing(self, scale: Tensor) -> Tensor:
         """The term that grows with the scale: the cost of the geometry's evolution."""
@@ -142,6 +142,15 @@ class TradeOff:
     def bound(self, scale: Tensor) -> Tensor:
         """R_b(s) for each block."""
         return self.growing(scale) + self.falling(scale)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """For each block the scale that was used, the optimal one, and the bound at both."""
+        return {
+            "used": self.used.tolist(),
+            "optimal": self.optimal.tolist(),
+            "bound": self.bound(self.used).tolist(),
+            "least": self.least.tolist(),
+        }
 
     @property
     def least(self) -> Tensor:

@@ -186,9 +186,9 @@ class Stream:
 
     def __post_init__(self) -> None:
         lengths = (len(self.tasks), len(self.features), len(self.labels))
-        if len(set(lengths)) != 1:
-            raise ValueError(f"tasks, features and labels must be of one length, got {lengths}")
-        if lengths[0] and not 0 <= int(self.tasks.min()) <= int(self.tasks.max()) < self.m:
+        if len(set(lengths)) != 1 or not lengths[0]:
+            raise ValueError(f"tasks, features and labels must be of one length, at least 1, got {lengths}")
+        if not 0 <= int(self.tasks.min()) <= int(self.tasks.max()) < self.m:
             raise ValueError(
                 f"tasks must be from 0 to {self.m - 1}, got {int(self.tasks.min())} to {int(self.tasks.max())}"
             )
@@ -357,11 +357,11 @@ class Completion(Game):
         zeros = torch.zeros(self.m * self.n, dtype=torch.float64)
         counts = zeros.index_add(0, where, times)
         sums = zeros.index_add(0, where, times * self.trace.values)
-        means = (sums / counts.clamp_min(1)).view(self.shape).to(gradients)
+        means = (sums / counts.clamp_min(1)).view(self.shape)
         # Entries that never came may be anywhere: to move them costs next to nothing.
-        x = self.domain.project(means, counts.clamp_min(1e-200).view(self.shape).to(gradients))
+        x = self.domain.project(means, counts.clamp_min(1e-200).view(self.shape))
         errors = x.view(-1)[where] - self.trace.values.to(x)
-        return Solution(x, 0.5 * float((times * errors.square()).sum()), 0.0)
+        return Solution(x.to(gradients), 0.5 * float((times * errors.square()).sum()), 0.0)
 
 
 def _generator(seed: int, chunk: int) -> torch.Generator:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, Shape, Whole, as_geometry
+from matrix_adagrad.geometry import Geometry, Shape, Whole, as_geometry, wide_dtype
 from matrix_adagrad.online.identity import describe
 from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, Proximal, RowWise, Scaled
 
@@ -72,7 +72,7 @@ class Fixed(Scheme):
         return {}
 
     def __repr__(self) -> str:
-        return f"Fixed({type(self._proximal).__name__})"
+        return f"Fixed({self._proximal!r})"
 
 
 class AdaGrad(Scheme):
@@ -119,8 +119,9 @@ class FullAdaGrad(Scheme):
         product = grad @ grad.T if self.side == "row" else grad.T @ grad
         self.products = product if self.products is None else self.products + product
         values, vectors = torch.linalg.eigh(self.products)
-        rounding = len(values) * torch.finfo(values.dtype).eps * values[-1]  # of an eigenvalue 0: its root is no root
-        self.values = torch.where(values > rounding, values, 0).sqrt()
+        # An eigenvalue 0 comes out as anything below this. So the metric never falls, as the bounds need it.
+        rounding = len(values) * torch.finfo(values.dtype).eps * values[-1]
+        self.values = torch.maximum(values, rounding).sqrt()
         values = self.values + self.delta
         metric = (vectors * values) @ vectors.T
         return (RowWise if self.side == "row" else ColumnWise)(metric, eigen=(values, vectors))
@@ -148,7 +149,7 @@ class MirrorDescent:
         domain: the set of decisions.
         eta: the step size η, or ``"theory"`` for D/√2, where D is the diameter of the domain in the geometry's norm:
             the step size of Theorems 1 and 2.
-        delta: the stabilizer δ, if ``proximal`` is a geometry.
+        delta: the stabilizer δ, if ``proximal`` is a geometry; by default 1e-8.
 
     Example:
         >>> import torch
@@ -169,7 +170,7 @@ class MirrorDescent:
         domain: Domain = EVERYWHERE,
         eta: float | str = "theory",
         *,
-        delta: float = 1e-8,
+        delta: float | None = None,
     ) -> None:
         if not x1.is_floating_point():
             raise TypeError(f"x1 must have a floating-point dtype, got {x1.dtype}")
@@ -178,8 +179,10 @@ class MirrorDescent:
             raise ValueError(f"x1 lies outside of {domain!r}, at a distance of {domain.distance(x1):.4g}: project it")
         if isinstance(proximal, Proximal):
             proximal = Fixed(proximal)
-        self.scheme = proximal if isinstance(proximal, Scheme) else AdaGrad(proximal, delta)
-        self.x, self.domain, self.rounds = x1.detach().clone(), domain, 0
+        if isinstance(proximal, Scheme) and delta is not None:
+            raise ValueError(f"delta={delta} is for a geometry: give it to {type(proximal).__name__}, if it has one")
+        self.scheme = proximal if isinstance(proximal, Scheme) else AdaGrad(proximal, 1e-8 if delta is None else delta)
+        self.x, self.domain, self.rounds = x1.detach().to(wide_dtype(x1.dtype), copy=True), domain, 0
         self.proximal: Proximal | None = None  # ψ_t, of the last round
         self.eta = self._theory() if eta == "theory" else _checked_eta(eta)
 

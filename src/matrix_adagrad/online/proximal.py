@@ -16,6 +16,7 @@ from torch import Tensor
 
 from matrix_adagrad.domains import Domain, WholeSpace
 from matrix_adagrad.geometry import Entry, Geometry, as_geometry
+from matrix_adagrad.online.identity import describe
 from matrix_adagrad.online.solver import inner, minimise
 
 __all__ = ["ColumnWise", "Proximal", "RowWise", "Scaled", "Vectorised"]
@@ -48,6 +49,9 @@ class Proximal(ABC):
     @abstractmethod
     def project(self, x: Tensor, domain: Domain) -> Tensor:
         """The point of the domain that is nearest in ψ's norm."""
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def value(self, x: Tensor) -> float:
         """ψ(X)."""
@@ -108,7 +112,12 @@ class Scaled(Proximal):
         return domain.project(x, self._spread(x))
 
     def _spread(self, x: Tensor) -> Tensor:
-        return self.scale if isinstance(self.geometry, Entry) else self.geometry.spread(self.scale, x.shape)
+        if isinstance(self.geometry, Entry):
+            return self.scale
+        if self.scale.shape != (needed := self.geometry.statistic_shape(x.shape)):
+            shapes = f"{tuple(self.scale.shape)}, and geometry {self.geometry} of a tensor of shape {tuple(x.shape)}"
+            raise ValueError(f"scale has shape {shapes} needs {needed}")
+        return self.geometry.spread(self.scale, x.shape)
 
 
 class _Metric(Proximal):
@@ -123,10 +132,11 @@ class _Metric(Proximal):
             eigen = metric, torch.empty(0)
         elif eigen is None:
             excess = float((metric - metric.T).abs().max())
-            if excess > 1e-10 * float(metric.abs().max()):
+            if excess > 16 * len(metric) * torch.finfo(metric.dtype).eps * float(metric.abs().max()):
                 raise ValueError(
                     f"metric must be symmetric, and entries differ from their mirror images by {excess:.3g}"
                 )
+            metric = (metric + metric.T) / 2
             eigen = tuple(torch.linalg.eigh(metric))
         self.metric, (self.values, self.vectors) = metric, eigen
         _check_positive("metric", self.values.min())
@@ -139,13 +149,21 @@ class _Metric(Proximal):
     def _fold(self, y: Tensor, shape: torch.Size) -> Tensor:
         """The inverse of `_unfold`; a column of numbers becomes scales that broadcast against X."""
 
+    def _checked(self, x: Tensor) -> Tensor:
+        """`_unfold`, if the metric is one for tensors of this shape."""
+        unfolded = self._unfold(x) if x.dim() > max(self.mixes) else x
+        if x.dim() <= max(self.mixes) or len(unfolded) != len(self.values):
+            size = f"{len(self.values)}×{len(self.values)}"
+            raise ValueError(f"{type(self).__name__} has a metric of {size}, and X has shape {tuple(x.shape)}")
+        return unfolded
+
     def gradient(self, x: Tensor) -> Tensor:
-        unfolded = self._unfold(x)
+        unfolded = self._checked(x)
         product = self.values[:, None] * unfolded if self.metric.dim() == 1 else self.metric @ unfolded
         return self._fold(product, x.shape)
 
     def inverse(self, g: Tensor) -> Tensor:
-        unfolded = self._unfold(g)
+        unfolded = self._checked(g)
         if self.metric.dim() == 1:
             return self._fold(unfolded / self.values[:, None], g.shape)
         return self._fold(self.vectors @ ((self.vectors.T @ unfolded) / self.values[:, None]), g.shape)
@@ -173,7 +191,8 @@ class _Metric(Proximal):
             value = 0.5 * inner(y - x, force)
             return value, value, force
 
-        return minimise(distance, domain, start, tolerance=1e-10 * distance(start, 0.0)[0]).certified().x
+        rounding = 4 * torch.finfo(x.dtype).eps * float(self.values.max()) * inner(x, x)
+        return minimise(distance, domain, start, tolerance=1e-10 * distance(start, 0.0)[0] + rounding).certified().x
 
 
 class RowWise(_Metric):

@@ -113,6 +113,7 @@ class Regret:
             "exact": self.exact,
             **ledger,
             "inequalities": checks,
+            "tradeoff": None if self.ledger.roots is None else self.tradeoff.to_dict(),
             "promised": dict(self.promised),
         }
 
@@ -158,7 +159,8 @@ class RegretMeter:
         self._first: Proximal | None = None
         self._reach: Tensor | None = None
         self._squares = [
-            torch.zeros(geometry.statistic_shape(self._x1.shape), dtype=self._x1.dtype) for geometry in self._also
+            torch.zeros(geometry.statistic_shape(self._x1.shape), dtype=self._x1.dtype, device=self._x1.device)
+            for geometry in self._also
         ]
 
     @property
@@ -191,9 +193,8 @@ class RegretMeter:
             return
         if self._target is not None:
             self._distance = max(self._distance, float(self._geometry.norm(self._target - x)))
-        else:
-            lengths = self._geometry.statistic(x - self._x1)
-            self._reach = lengths if self._reach is None else torch.maximum(self._reach, lengths)
+        lengths = self._geometry.statistic(x - self._x1)
+        self._reach = lengths if self._reach is None else torch.maximum(self._reach, lengths)
 
     # -------------------------------------------------------------------------------------------------- a whole game
 
@@ -229,7 +230,8 @@ class RegretMeter:
             best = game.best(rounds, self._gradients)
             if not exact:
                 return self.report(best)
-            self.learner.load_state_dict(copy.deepcopy(self._fresh.state_dict()))
+            fresh = copy.deepcopy(self._fresh)
+            self.learner.scheme, self.learner.x, self.learner.rounds = fresh.scheme, fresh.x, 0
             self._begin(best.x, best)
             self._best_of = rounds
         assert self._best is not None
@@ -257,6 +259,8 @@ class RegretMeter:
             with _WholeRounds() as interrupt:
                 for t in turns:
                     self.record(*game.loss(t, self.learner.x))
+                    if file is not None and t == start:
+                        file.try_out(self)
                     if file is not None and t % 64 == 0:
                         file.save_in_time(self)
                     interrupt.raise_if_asked()
@@ -293,15 +297,18 @@ class RegretMeter:
             loss=self._loss,
             best=best,
             ledger=ledger,
-            exact=self._target is not None,
+            exact=self._is_target(best.x),
             inequalities=tuple(inequalities(ledger)),
             promised=self._promised(learner.domain),
         )
 
+    def _is_target(self, x: Tensor) -> bool:
+        return self._target is not None and torch.equal(self._target, x)
+
     def _largest_distance(self, x: Tensor) -> float:
         if self._geometry is None:
             return math.nan
-        if self._target is not None:
+        if self._is_target(x):
             return self._distance
         assert self._reach is not None
         bound = (self._geometry.statistic(x - self._x1).sqrt() + self._reach.sqrt()).amax()
@@ -369,7 +376,7 @@ class _Checkpoint:
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise ValueError(f"the checkpoint {path} cannot be a file: it is a folder, or its folder does not exist")
         self._path, self._what, self._every = path, what, every
-        self._saved_at = time.monotonic()
+        self._saved_at, self._is_possible = time.monotonic(), True
 
     def load(self) -> dict[str, Any] | None:
         if not self._path.exists():
@@ -387,11 +394,25 @@ class _Checkpoint:
         state: dict[str, Any] = saved["state"]
         return state
 
+    def try_out(self, meter: RegretMeter) -> None:
+        """Save, and see that it can be loaded, before the run is long."""
+        self.save(meter)
+        try:
+            self.load()
+        except ValueError as error:
+            self._path.unlink()
+            self._is_possible = False
+            raise ValueError(
+                f"this run cannot be saved: {error}; torch.serialization.add_safe_globals allows classes of your own"
+            ) from None
+
     def save_in_time(self, meter: RegretMeter) -> None:
         if time.monotonic() - self._saved_at >= self._every:
             self.save(meter)
 
     def save(self, meter: RegretMeter) -> None:
+        if not self._is_possible:
+            return
         beside = self._path.with_name(self._path.name + ".part")
         try:
             torch.save({"what": self._what, "state": meter._state_dict()}, beside)

@@ -165,7 +165,9 @@ def full_roots(side, grads):
     """The roots of the eigenvalues of ΣGGᵀ, or of ΣGᵀG: singular values of the gradients side by side."""
     stacked = torch.cat([*grads], 1).T if side == "row" else torch.cat([*grads])
     roots = torch.linalg.svdvals(stacked)
-    return torch.cat([roots, roots.new_zeros(stacked.shape[1] - len(roots))])
+    roots = torch.cat([roots, roots.new_zeros(stacked.shape[1] - len(roots))])
+    # An eigenvalue 0 of a sum of products comes out as rounding, and counts as much.
+    return roots.clamp_min(math.sqrt(len(roots) * torch.finfo(roots.dtype).eps) * float(roots.max()))
 
 
 def largest(geometry, x):

@@ -21,8 +21,9 @@ def confine(batch: Batch, rule: Rule, domain: Domain) -> None:
         if param.numel() == 0:
             continue
         s = root(statistic / rule.corrections(step)[1]) + rule.eps
-        # Without eps a block that never had a gradient has no metric: it takes the least one.
-        scale = rule.geometry.spread(s.clamp_min_(torch.finfo(s.dtype).tiny), param.shape)
+        # Without eps a block that never had a gradient has no metric: it takes the least one. Nor may it be infinite.
+        finite = torch.finfo(s.dtype)
+        scale = rule.geometry.spread(s.clamp_(finite.tiny, finite.max), param.shape)
         if not domain.is_separable_by_rows(param.shape) or torch.compiler.is_compiling():
             domain.project_(param, scale)
         elif not grad.is_sparse:
