@@ -16,7 +16,7 @@ from matrix_adagrad import MatrixAdaGrad
 from matrix_adagrad.domains import Domain, FrobeniusBall, NonNegative, RowBalls, RowSimplex, WholeSpace
 from matrix_adagrad.online import MirrorDescent
 
-ROUNDS = {"learner": 2000, "optimizer": 9}
+ROUNDS = {"learner": 2000, "optimizer": 7}
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
     print("\nMatrixAdaGrad in float32, 2 threads, dense gradients: step over the unconstrained step\n")
     both: dict[str, Domain] = {**sets, "NonNegative": NonNegative()}
     _header(both)
-    for shape in ((4096, 4096), (1_000_000, 64)):
-        for geometry in ("row", "column"):
+    for shape in ((4096, 4096), (500_000, 64)):
+        for geometry in ("row", "column", "entry"):
             domains: dict[str, Domain | None] = {"": None, **both}
             steps = {name: _optimizer(shape, geometry, domain) for name, domain in domains.items()}
             _print(f"{geometry}, {shape[0]}×{shape[1]}", _interleaved(steps, ROUNDS["optimizer"]))

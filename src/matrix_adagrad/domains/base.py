@@ -44,6 +44,8 @@ class Domain(ABC):
                 [0.9943]])
     """
 
+    depends_on_metric = True  # whether the nearest point may be another one in another metric
+
     @abstractmethod
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         """The point of the set that is nearest to ``x`` in the metric ½⟨X, S∘X⟩; ``x``'s own values if it lies inside.

@@ -29,6 +29,8 @@ class Box(BlockDomain):
     low: float
     high: float
 
+    depends_on_metric = False
+
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             set_number(self, name, positive=False)
