@@ -9,13 +9,13 @@ from matrix_adagrad.online.games import (
     Linear,
     Logistic,
     Motivating,
-    Stream,
-    Trace,
 )
 from matrix_adagrad.online.mirror_descent import AdaGrad, Fixed, FullAdaGrad, MirrorDescent, Scheme
 from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
-from matrix_adagrad.online.regret import Regret, RegretMeter
+from matrix_adagrad.online.regret import RegretMeter
+from matrix_adagrad.online.report import Regret
 from matrix_adagrad.online.solver import Solution, minimise
+from matrix_adagrad.online.streams import Stream, Trace
 
 __all__ = [
     "AdaGrad",

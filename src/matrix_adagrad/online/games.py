@@ -17,10 +17,11 @@ from torch import Tensor
 
 from matrix_adagrad.domains import Box, Domain, FrobeniusBall
 from matrix_adagrad.geometry import Whole, as_geometry
-from matrix_adagrad.online.identity import describe, fingerprint
+from matrix_adagrad.online.identity import describe
 from matrix_adagrad.online.solver import Solution, inner, minimise
+from matrix_adagrad.online.streams import Stream, Trace, generator
 
-__all__ = ["Adversarial", "Completion", "Game", "Hinge", "Linear", "Logistic", "Motivating", "Stream", "Trace"]
+__all__ = ["Adversarial", "Completion", "Game", "Hinge", "Linear", "Logistic", "Motivating"]
 
 CHUNK = 1024  # rounds of random data that are drawn together
 
@@ -137,8 +138,8 @@ class Linear(_LinearGame):
 
 @functools.lru_cache(maxsize=2)
 def _gradients(m: int, n: int, drift: float, seed: int, chunk: int) -> Tensor:
-    mean = drift * torch.rand(m, n, dtype=torch.float64, generator=_generator(seed, 0)).mul_(2).sub_(1)
-    noise = torch.randn(64, m, n, dtype=torch.float64, generator=_generator(seed, chunk + 1))
+    mean = drift * torch.rand(m, n, dtype=torch.float64, generator=generator(seed, 0)).mul_(2).sub_(1)
+    noise = torch.randn(64, m, n, dtype=torch.float64, generator=generator(seed, chunk + 1))
     return (noise + mean) / torch.arange(1, m + 1, dtype=torch.float64)[:, None]
 
 
@@ -170,46 +171,6 @@ class Adversarial(_LinearGame):
 
 
 # ------------------------------------------------------------------------------------------------------- classification
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Examples for many tasks: the task of each round, its features and its label ±1. Decisions have a row a task.
-
-    `Stream.random` draws one.
-    """
-
-    tasks: Tensor
-    features: Tensor
-    labels: Tensor
-    m: int
-
-    def __post_init__(self) -> None:
-        lengths = (len(self.tasks), len(self.features), len(self.labels))
-        if len(set(lengths)) != 1 or not lengths[0]:
-            raise ValueError(f"tasks, features and labels must be of one length, at least 1, got {lengths}")
-        if not 0 <= int(self.tasks.min()) <= int(self.tasks.max()) < self.m:
-            raise ValueError(
-                f"tasks must be from 0 to {self.m - 1}, got {int(self.tasks.min())} to {int(self.tasks.max())}"
-            )
-        if not bool(((self.labels == 1) | (self.labels == -1)).all()):
-            raise ValueError("labels must be 1 or -1")
-
-    @staticmethod
-    def random(m: int, n: int, rounds: int, *, noise: float = 0.1, seed: int = 0) -> Stream:
-        """Tasks with Zipf frequencies, Gaussian features, labels by a random linear rule, some of them flipped."""
-        random = _generator(seed, 0)
-        tasks = torch.multinomial(1 / torch.arange(1, m + 1, dtype=torch.float64), rounds, True, generator=random)
-        rule = torch.randn(m, n, dtype=torch.float64, generator=random)
-        features = torch.randn(rounds, n, dtype=torch.float64, generator=random) / math.sqrt(n)
-        flips = torch.rand(rounds, dtype=torch.float64, generator=random) < noise
-        labels = torch.where((features * rule[tasks]).sum(1) >= 0, 1.0, -1.0).double()
-        return Stream(tasks, features, torch.where(flips, -labels, labels), m)
-
-    def __repr__(self) -> str:
-        rounds, n = self.features.shape
-        content = fingerprint(self.tasks, self.features, self.labels)
-        return f"Stream({rounds} rounds, {self.m} tasks, {n} features, {content})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,33 +253,6 @@ class Logistic(_Classification):
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """Entries of a matrix as they come in: row, column, value. `Trace.random` draws one of a low-rank matrix."""
-
-    rows: Tensor
-    columns: Tensor
-    values: Tensor
-
-    def __post_init__(self) -> None:
-        lengths = (len(self.rows), len(self.columns), len(self.values))
-        if len(set(lengths)) != 1 or not lengths[0]:
-            raise ValueError(f"rows, columns and values must be of one length, at least 1, got {lengths}")
-
-    @staticmethod
-    def random(m: int, n: int, rounds: int, *, rank: int = 2, noise: float = 0.1, seed: int = 0) -> Trace:
-        """Uniform entries of a matrix of this rank with entries of size 1, and Gaussian noise."""
-        random = _generator(seed, 0)
-        left = torch.randn(m, rank, dtype=torch.float64, generator=random)
-        right = torch.randn(n, rank, dtype=torch.float64, generator=random) / math.sqrt(rank)
-        rows, columns = (torch.randint(size, (rounds,), generator=random) for size in (m, n))
-        values = (left[rows] * right[columns]).sum(1)
-        return Trace(rows, columns, values + noise * torch.randn(rounds, dtype=torch.float64, generator=random))
-
-    def __repr__(self) -> str:
-        return f"Trace({len(self.rows)} entries, {fingerprint(self.rows, self.columns, self.values)})"
-
-
-@dataclass(frozen=True, eq=False)
 class Completion(Game):
     r"""Matrix completion, :math:`f_t(X) = \tfrac12 (X_{i_t j_t} - v_t)^2` along a `Trace`, again and again.
 
@@ -362,7 +296,3 @@ class Completion(Game):
         x = self.domain.project(means, counts.clamp_min(1e-200).view(self.shape))
         errors = x.view(-1)[where] - self.trace.values.to(x)
         return Solution(x.to(gradients), 0.5 * float((times * errors.square()).sum()), 0.0)
-
-
-def _generator(seed: int, chunk: int) -> torch.Generator:
-    return torch.Generator().manual_seed((1_000_003 * seed + chunk) % (1 << 63))

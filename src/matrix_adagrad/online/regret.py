@@ -16,106 +16,28 @@ it exactly, and one pass an upper bound, by the triangle inequality through X_1.
 from __future__ import annotations
 
 import copy
-import logging
 import math
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.online.bounds import Inequality, Ledger, TradeOff, inequalities
+from matrix_adagrad.online.bounds import Ledger, inequalities
+from matrix_adagrad.online.checkpoint import Checkpoint, WholeRounds
 from matrix_adagrad.online.games import Game
 from matrix_adagrad.online.identity import fingerprint
 from matrix_adagrad.online.mirror_descent import MirrorDescent
-from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
+from matrix_adagrad.online.proximal import Proximal
+from matrix_adagrad.online.report import Regret
 from matrix_adagrad.online.solver import Solution, inner
 
-__all__ = ["Regret", "RegretMeter"]
+__all__ = ["RegretMeter"]
 
 Progress = Callable[..., Iterable[int]]
-# What checkpoints hold besides tensors, numbers and geometries: torch.load(weights_only=True) may make these values.
-torch.serialization.add_safe_globals([Scaled, RowWise, ColumnWise, Vectorised, Solution])
-
-
-@dataclass(frozen=True)
-class Regret:
-    """How a learner did against the best fixed decision in hindsight, and what was promised."""
-
-    rounds: int
-    loss: float
-    best: Solution
-    ledger: Ledger
-    exact: bool
-    inequalities: tuple[Inequality, ...]
-    promised: dict[str, float]  # √2 D Σ_b √V_b of each geometry, for these gradients
-
-    @property
-    def regret(self) -> float:
-        """Σ f_t(X_t) - Σ f_t(X*); the comparator's gap is the most by which it may be larger."""
-        return self.ledger.regret
-
-    @property
-    def holds(self) -> bool:
-        """Whether every inequality held that was promised: Theorems 1 and 2 are, if the condition on δ is met."""
-        return all(one.holds for one in self.inequalities if one.is_promised and not one.is_condition)
-
-    def __getitem__(self, name: str) -> Inequality:
-        return {one.name: one for one in self.inequalities}[name]
-
-    @property
-    def tradeoff(self) -> TradeOff:
-        """The bound of each block as a function of its scale."""
-        if self.ledger.roots is None:
-            raise ValueError("the trade-off is that of an AdaGrad scheme, and this run had another")
-        roots = self.ledger.roots.flatten()
-        return TradeOff(roots.square(), roots + self.ledger.delta, self.ledger.distance, self.ledger.eta)
-
-    def table(self) -> str:
-        """The regret and all inequalities, to be printed."""
-        known = "exact" if self.exact else "upper bound"
-        lines = [
-            f"{self.rounds:,} rounds: loss {self.loss:.6g}, best fixed decision {self.best.value:.6g} "
-            f"(gap ≤ {self.best.gap:.2g}), regret {self.regret:.6g}",
-            f"η = {self.ledger.eta:.6g}"
-            + ("" if math.isnan(self.ledger.distance) else f", Δ = {self.ledger.distance:.6g} ({known})")
-            + ("" if math.isnan(self.ledger.diameter) else f", D = {self.ledger.diameter:.6g}"),
-            "",
-            f"{'':<8}{'inequality':<48}{'left':>13}{'right':>13}{'slack':>13}  place",
-        ]
-        lines += [
-            f"{one.verdict:<8}{one.name:<48}{one.left:>13.5g}{one.right:>13.5g}{one.slack:>13.5g}  {one.place}"
-            for one in self.inequalities
-        ]
-        if self.promised:
-            lines += ["", "√2 D Σ_b √V_b for these gradients, in each geometry:"]
-            lines += [f"{'':<8}{name:<48}{'':>13}{value:>13.5g}" for name, value in self.promised.items()]
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain numbers and strings."""
-        ledger = {k: None if math.isnan(v) else v for k, v in vars(self.ledger).items() if isinstance(v, float)}
-        checks = [{**vars(one), "slack": one.slack, "holds": one.holds} for one in self.inequalities]
-        best = {"value": self.best.value, "gap": self.best.gap}
-        return {
-            "rounds": self.rounds,
-            "loss": self.loss,
-            "best": best,
-            "exact": self.exact,
-            **ledger,
-            "inequalities": checks,
-            "tradeoff": None if self.ledger.roots is None else self.tradeoff.to_dict(),
-            "promised": dict(self.promised),
-        }
 
 
 class RegretMeter:
@@ -222,9 +144,11 @@ class RegretMeter:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
         if game.shape != tuple(self.learner.x.shape) or game.domain != self.learner.domain:
             raise ValueError(f"the learner is {self.learner!r}, and the game has {game.shape} and {game.domain!r}")
-        file = None if checkpoint is None else _Checkpoint(Path(checkpoint), self._name(game, exact), every)
-        if file is not None and (saved := file.load()) is not None:
-            self._load_state_dict(saved)
+        file = None
+        if checkpoint is not None:
+            file = Checkpoint(Path(checkpoint), self._name(game, exact), every, self._state_dict)
+            if (saved := file.load()) is not None:
+                self._load_state_dict(saved)
         if self._best is None:
             self._play(game, rounds, progress, file)
             best = game.best(rounds, self._gradients)
@@ -246,7 +170,7 @@ class RegretMeter:
         passes = "two passes" if exact else "one pass"
         return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, also {also}, {passes}"
 
-    def _play(self, game: Game, rounds: int, progress: Progress | None, file: _Checkpoint | None) -> None:
+    def _play(self, game: Game, rounds: int, progress: Progress | None, file: Checkpoint | None) -> None:
         start = self.rounds
         if start > rounds:
             raise ValueError(
@@ -256,17 +180,17 @@ class RegretMeter:
         if progress is not None:
             turns = progress(turns, initial=start, total=rounds)
         try:
-            with _WholeRounds() as interrupt:
+            with WholeRounds() as interrupt:
                 for t in turns:
                     self.record(*game.loss(t, self.learner.x))
                     if file is not None and t == start:
-                        file.try_out(self)
+                        file.try_out()
                     if file is not None and t % 64 == 0:
-                        file.save_in_time(self)
+                        file.save_in_time()
                     interrupt.raise_if_asked()
         finally:
             if file is not None and self._is_whole:
-                file.save(self)
+                file.save()
 
     def report(self, best: Solution) -> Regret:
         """The regret against a fixed decision, and all inequalities with it in the place of X*."""
@@ -340,84 +264,3 @@ class RegretMeter:
             setattr(self, name, state[name])
         self.learner.load_state_dict(state["learner"])
         self.learner.proximal = state["last"]
-
-
-class _WholeRounds:
-    """Holds back Ctrl-C to the end of a round, so that none is counted by half; a second one is not held back."""
-
-    def __init__(self) -> None:
-        self._asked, self._before = False, signal.getsignal(signal.SIGINT)
-
-    def __enter__(self) -> Self:
-        # Where it is ignored it stays so, and only the main thread is ever interrupted.
-        self._holds = callable(self._before) and threading.current_thread() is threading.main_thread()
-        if self._holds:
-            signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._holds:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked and callable(self._before):
-            self._before(number, frame)
-        self._asked = True
-
-    def raise_if_asked(self) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-
-
-class _Checkpoint:
-    """A file that is whole at any time: it is written beside and then put in its place."""
-
-    def __init__(self, path: Path, what: str, every: float) -> None:
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(f"the checkpoint {path} cannot be a file: it is a folder, or its folder does not exist")
-        self._path, self._what, self._every = path, what, every
-        self._saved_at, self._is_possible = time.monotonic(), True
-
-    def load(self) -> dict[str, Any] | None:
-        if not self._path.exists():
-            return None
-        try:
-            saved = torch.load(self._path, weights_only=True)
-            what = saved["what"]
-        except Exception as error:  # whatever file it is
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            raise ValueError(
-                f"{self._path} is not a checkpoint of a regret run ({reason}): give another file"
-            ) from None
-        if what != self._what:
-            raise ValueError(f"{self._path} is of another run:\n  {what}, and this is\n  {self._what}")
-        state: dict[str, Any] = saved["state"]
-        return state
-
-    def try_out(self, meter: RegretMeter) -> None:
-        """Save, and see that it can be loaded, before the run is long."""
-        self.save(meter)
-        try:
-            self.load()
-        except ValueError as error:
-            self._path.unlink()
-            self._is_possible = False
-            raise ValueError(
-                f"this run cannot be saved: {error}; torch.serialization.add_safe_globals allows classes of your own"
-            ) from None
-
-    def save_in_time(self, meter: RegretMeter) -> None:
-        if time.monotonic() - self._saved_at >= self._every:
-            self.save(meter)
-
-    def save(self, meter: RegretMeter) -> None:
-        if not self._is_possible:
-            return
-        beside = self._path.with_name(self._path.name + ".part")
-        try:
-            torch.save({"what": self._what, "state": meter._state_dict()}, beside)
-            os.replace(beside, self._path)
-        except (OSError, RuntimeError) as error:  # torch says RuntimeError for a full disk: the run goes on
-            logging.getLogger("matrix_adagrad").warning("%s could not be written: %s", self._path, error)
-            beside.unlink(missing_ok=True)
-        self._saved_at = time.monotonic()
