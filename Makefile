@@ -19,9 +19,9 @@ test: lint ## lint, types, doctests and tests
 	@echo "test: doctests and tests"
 	@$(BIN)/python -m pytest
 
-test-integrations: .venv/ready-integrations ## tests against heavy peers (TorchRec, FBGEMM)
-	@echo "test-integrations: tests against TorchRec and FBGEMM"
-	@$(BIN)/python -m pytest tests/integration
+test-integrations: .venv/ready-integrations ## tests against heavy peers (TorchRec, FBGEMM), and on data that are fetched
+	@echo "test-integrations: tests against TorchRec and FBGEMM, and on MovieLens"
+	@INTEGRATIONS=1 $(BIN)/python -m pytest tests/integration
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers
