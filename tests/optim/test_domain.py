@@ -1,6 +1,7 @@
 """With a domain, a step is the argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t) over it, in the metric just used."""
 
 import copy
+import importlib
 import io
 import logging
 import pickle
@@ -133,6 +134,16 @@ def test_only_touched_rows_are_projected(domain):
     assert (table.data[4] == -7.0).all()
     rest = torch.tensor([0, 1, 2, 3, 5])
     assert domain.of_rows(rest, SHAPE).contains(table.data[rest])
+
+
+def test_the_scales_of_other_rows_are_not_looked_at(monkeypatch):
+    module = importlib.import_module("matrix_adagrad.optim.step.confine")
+    sizes, root = [], module.root
+    monkeypatch.setattr(module, "root", lambda v: sizes.append(v.numel()) or root(v))
+    table = Parameter(torch.zeros(1000, 4, dtype=torch.float64))
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[7, 3, 7]]), draw(1, (3, 4)), (1000, 4), check_invariants=True)
+    RowAdaGrad([table], domain=RowBalls(0.5)).step()
+    assert sizes == [2]  # the cost is that of the batch, not of the table
 
 
 def test_an_empty_sparse_gradient_moves_nothing():

@@ -26,8 +26,7 @@ def confine(batch: Batch, rule: Rule, domain: Domain) -> None:
             _project_in_pieces(param, statistic, step, rule, domain)
         elif grad._nnz():  # the other rows did not move
             rows = grad._indices()[0].unique()
-            scale = _scale(statistic, step, rule, domain, param.shape)
-            some = scale if scale.dim() == 0 or scale.shape[0] == 1 else scale.index_select(0, rows)
+            some = _scale_of_rows(rows, param, statistic, step, rule, domain)
             moved = domain.of_rows(rows, param.shape).project_(param.index_select(0, rows), some)
             param.index_copy_(0, rows, moved)
 
@@ -35,16 +34,22 @@ def confine(batch: Batch, rule: Rule, domain: Domain) -> None:
 def _project_in_pieces(param: Tensor, statistic: Tensor, step: Tensor, rule: Rule, domain: Domain) -> None:
     """Some rows at a time, so that what is needed besides is small, and stays in the caches."""
     together = max(1, _PIECE * len(param) // param.numel())
-    by_row = statistic.dim() == param.dim() and statistic.shape[0] == len(param)
-    whole = None if by_row else _scale(statistic, step, rule, domain, param.shape)
     for start in range(0, len(param), together):
-        piece = slice(start, start + together)
         rows = torch.arange(start, min(start + together, len(param)), device=param.device)
-        if whole is None:
-            some = _scale(statistic[piece], step, rule, domain, param[piece].shape)
-        else:
-            some = whole[piece] if whole.dim() and whole.shape[0] == len(param) else whole
+        piece = slice(start, start + together)
+        some = _scale_of_rows(piece, param, statistic, step, rule, domain)
         domain.of_rows(rows, param.shape).project_(param[piece], some)
+
+
+def _scale_of_rows(
+    rows: Tensor | slice, param: Tensor, statistic: Tensor, step: Tensor, rule: Rule, domain: Domain
+) -> Tensor:
+    """S of some rows; where rows have scales of their own, at the cost of these rows alone."""
+    if statistic.dim() == param.dim() and statistic.shape[0] == len(param):
+        some = statistic[rows]
+        return _scale(some, step, rule, domain, torch.Size((some.shape[0], *param.shape[1:])))
+    whole = _scale(statistic, step, rule, domain, param.shape)
+    return whole[rows] if whole.dim() and whole.shape[0] == len(param) else whole
 
 
 def _scale(statistic: Tensor, step: Tensor, rule: Rule, domain: Domain, shape: torch.Size) -> Tensor:
