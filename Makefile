@@ -5,13 +5,13 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test test-integrations test-sanitized lint format bench docs build clean
+.PHONY: help reproduce test test-integrations test-sanitized lint format bench publish docs build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 26
 
-reproduce: .venv/ready ## run the paper's experiments and print what came out (about 2 minutes)
+reproduce: .venv/ready ## run the paper's experiments, judge its claims, write results/report.html (about 7 minutes)
 	@echo "reproduce: the paper's experiments, with the library's own optimizers"
 	@$(BIN)/matrix-adagrad reproduce
 
@@ -19,8 +19,8 @@ test: lint ## lint, types, doctests and tests
 	@echo "test: doctests and tests"
 	@$(BIN)/python -m pytest
 
-test-integrations: .venv/ready-integrations ## tests against heavy peers (TorchRec, FBGEMM), and on data that are fetched
-	@echo "test-integrations: tests against TorchRec and FBGEMM, and on MovieLens"
+test-integrations: .venv/ready-integrations ## tests against TorchRec and FBGEMM, in a browser, and on data that are fetched
+	@echo "test-integrations: tests against TorchRec and FBGEMM, in a browser, and on MovieLens"
 	@INTEGRATIONS=1 $(BIN)/python -m pytest tests/integration
 
 SANITIZED := build/sanitized/_kernels.so
@@ -48,6 +48,10 @@ format: .venv/ready-test ## rewrite the code in the project's style
 bench: .venv/ready-bench ## time and memory of a step next to its peers (about 5 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
 	@$(BIN)/matrix-adagrad bench
+
+publish: .venv/ready ## put the results of make reproduce into README and docs/results/
+	@echo "publish: claims and figures of the full run, into README.md and docs/results/"
+	@$(BIN)/python docs/publish.py
 
 docs: .venv/ready-docs ## the documentation, in site/
 	@echo "docs: sphinx, strict, into site/"

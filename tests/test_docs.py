@@ -1,9 +1,13 @@
 """Every Python block of the README and of the documentation runs as printed."""
 
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+
+from matrix_adagrad.experiments.claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,6 +29,15 @@ def test_the_readme_prints_what_geometry_groups_prints(capsys):
     example, printed = blocks(ROOT / "README.md", "python")[1], blocks(ROOT / "README.md", "text")[0]
     exec(example, {})
     assert capsys.readouterr().out == printed
+
+
+def test_the_readme_has_the_claims_of_the_published_run():
+    publish = runpy.run_path(str(ROOT / "docs" / "publish.py"))
+    readme = (ROOT / "README.md").read_text()
+    published = json.loads((ROOT / "docs" / "results" / "claims.json").read_text())
+    assert publish["with_claims"](readme, published) == readme
+    assert [claim["id"] for claim in published["claims"]] == [claim.id for claim in CLAIMS]
+    assert not published["quick"]
 
 
 def test_links_between_pages_lead_somewhere():

@@ -25,6 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from matrix_adagrad.experiments.files import write
+
 __all__ = ["Ratings", "movielens"]
 
 COUNTS = {"ratings": 100_000, "users": 943, "items": 1_682}
@@ -145,20 +147,11 @@ def _ratings(rows: Rows, source: str, cached: Path | None) -> Ratings:
 
 
 def _written(rows: Rows, file: Path) -> Path | None:
-    """The file, once all of it is there; a cache that cannot be written costs the next run a download, not this one."""
-    part = None
+    """The cached file; one that cannot be written costs the next run a download, not this one."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as out:
-            part = Path(out.name)
-            out.writelines("\t".join(map(str, row)) + "\n" for row in rows)
-        os.replace(part, file)
-        return file
+        return write(file, "".join("\t".join(map(str, row)) + "\n" for row in rows))
     except OSError:
         return None
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
 
 
 def _grouplens() -> bytes:

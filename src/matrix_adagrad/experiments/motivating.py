@@ -36,6 +36,15 @@ class Config:
     start: str = "zero"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.start not in ("zero", "random"):
+            raise ValueError(f"start must be 'zero' or 'random', got {self.start!r}")
+
+    @property
+    def cost(self) -> float:
+        """About how many seconds it takes."""
+        return 8e-4 * self.K * (self.m if self.active == "row" else self.n)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -57,8 +66,6 @@ class Result:
 
 def run(config: Config) -> Result:
     """Let both algorithms play the game."""
-    if config.start not in ("zero", "random"):
-        raise ValueError(f"start must be 'zero' or 'random', got {config.start!r}")
     game = Motivating(config.m, config.n, config.active)
     aligned = as_geometry(config.active)
     regrets = [_play(game, geometry, config) for geometry in (aligned, Entry())]

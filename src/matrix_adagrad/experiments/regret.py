@@ -61,6 +61,7 @@ class Config:
     radius: float | None = None  # 1, and half of the largest allowed in the motivating examples
     exact: bool = False
     seed: int = 0
+    delta: float | None = None  # the stabilizer of an AdaGrad scheme, 1e-8
 
 
 def run(config: Config, **how: Any) -> Regret:
@@ -68,7 +69,8 @@ def run(config: Config, **how: Any) -> Regret:
     game = _game(config)
     learner = config.learner if not config.learner.startswith("full-") else FullAdaGrad(config.learner[5:])
     start = torch.zeros(game.shape, dtype=torch.float64)
-    meter = RegretMeter(MirrorDescent(start, learner, game.domain), also=("row", "column", "entry"))
+    descent = MirrorDescent(start, learner, game.domain, delta=config.delta)
+    meter = RegretMeter(descent, also=("row", "column", "entry"))
     return meter.play(game, config.rounds, exact=config.exact, **how)
 
 

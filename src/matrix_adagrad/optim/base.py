@@ -179,8 +179,8 @@ class MatrixOptimizer(StatefulOptimizer):
             reason = "differentiable=True" if differentiable else f"{grad.sparse_dim()} sparse dimensions"
             raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
         if grad.device.type == "cpu" and grad._nnz():
-            low, high = grad._indices().aminmax()
-            if low < 0 or high >= len(param):
+            low, high = (int(row) for row in grad._indices().aminmax())
+            if low < 0 or high >= param.shape[0]:
                 raise IndexError(f"{name} has {len(param)} rows, and its sparse gradient has rows {low} to {high}")
         if domain is not None and not domain.is_separable_by_rows(param.shape):
             _say_that_all_rows_are_projected(name, domain)

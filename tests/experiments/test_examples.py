@@ -1,4 +1,4 @@
-"""The experiments are pure functions of their configs; the command line prints what they give."""
+"""The motivating examples and regret runs; what the command line says of them."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 
 from matrix_adagrad import __version__
 from matrix_adagrad.cli import main
-from matrix_adagrad.experiments import mlp, motivating, regret
+from matrix_adagrad.experiments import motivating, regret
 
 STARTS = (("zero", 0), ("random", 0), ("random", 1))
 
@@ -38,31 +38,6 @@ def test_a_game_depends_on_its_start():
     assert len({zero.regret, random.regret, other.regret}) == 3
     with pytest.raises(ValueError, match="start must be 'zero' or 'random', got 'one'"):
         motivating.run(motivating.Config(start="one"))
-
-
-def test_a_run_depends_on_its_config_alone():
-    config = mlp.Config("row, sum", depth=3, epochs=2)
-    assert mlp.run(config).loss == mlp.run(config).loss
-    assert mlp.run(config).loss != mlp.run(mlp.Config("row, sum", depth=3, epochs=2, seed=1)).loss
-
-
-@pytest.mark.parametrize("optimizer", mlp.OPTIMIZERS)
-def test_a_shallow_network_beats_the_linear_fit(optimizer):
-    result = mlp.run(mlp.Config(optimizer, depth=3, epochs=100))
-    assert result.trained
-    assert result.linear_loss < result.constant_loss
-
-
-def test_unknown_optimizer():
-    with pytest.raises(ValueError, match="optimizer must be one of .* got 'lion'"):
-        mlp.run(mlp.Config("lion"))
-
-
-def test_reproduce_prints_both_tables(capsys):
-    assert main(["reproduce", "--seeds", "1", "--epochs", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "Motivating examples" in printed
-    assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["5", "15", "25"]
 
 
 @pytest.mark.parametrize("game", regret.GAMES)
@@ -113,10 +88,3 @@ def test_the_version_and_the_module(capsys):
     assert stopped.value.code == 0
     assert capsys.readouterr().out.strip() == f"matrix-adagrad {__version__}"
     assert runpy.run_module("matrix_adagrad", run_name="not main")["main"] is main
-
-
-def test_bad_arguments_say_what_is_wrong(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["reproduce", "--seeds", "0"])
-    assert stopped.value.code == 2
-    assert "must be at least 1, got 0" in capsys.readouterr().err

@@ -7,13 +7,13 @@ import contextlib
 import errno
 import hashlib
 import io
+import json
 import os
 import random
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import zipfile
@@ -183,23 +183,13 @@ def test_if_every_source_fails_one_error_says_what_each_one_said(cached):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "disk full"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["write", "replace"])
+@pytest.mark.parametrize("step", ["fdopen", "chmod", "replace"])
 def test_a_failure_while_the_cache_is_written_leaves_no_part_of_a_file(step, error, cached, monkeypatch):
     def broken(*_):
         raise error
 
-    def unwritable(*args, **options):
-        out = temporary_file(*args, **options)
-        out.write("1\t1\t")
-        out.writelines = broken
-        return out
-
-    temporary_file = tempfile.NamedTemporaryFile
     monkeypatch.setattr(data, "_grouplens", zipped)
-    if step == "replace":
-        monkeypatch.setattr(os, "replace", broken)
-    else:
-        monkeypatch.setattr(tempfile, "NamedTemporaryFile", unwritable)
+    monkeypatch.setattr(os, step, broken)
     if isinstance(error, OSError):
         found = data.movielens()
         assert (len(found.users), found.cached) == (96, None)
@@ -232,14 +222,17 @@ def server(monkeypatch):
         yield listening
 
 
-def answer(server, *parts, pause=0.0):
+def answer(server, *answers, pause=0.0):
+    """Each answer goes to a connection of its own, in parts."""
+
     def serve():
-        connection, _ = server.accept()
-        with connection, contextlib.suppress(OSError):
-            connection.recv(4096)
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(pause)
+        for parts in answers:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(4096)
+                for part in parts:
+                    connection.sendall(part)
+                    time.sleep(pause)
 
     threading.Thread(target=serve, daemon=True).start()
 
@@ -249,15 +242,37 @@ def response(content, length=None, status="200 OK"):
 
 
 def test_grouplens_sends_the_zip(server):
-    answer(server, response(zipped()))
+    answer(server, [response(zipped())])
     assert GROUPLENS() == zipped()
 
 
+def test_grouplens_may_have_moved(server):
+    moved = b"HTTP/1.0 302 Found\r\nLocation: /elsewhere.zip\r\nContent-Length: 0\r\n\r\n"
+    answer(server, [moved], [response(zipped())])
+    assert GROUPLENS() == zipped()
+
+
+def test_a_page_instead_of_the_zip_is_refused_and_leaves_nothing(server, cached, monkeypatch):
+    monkeypatch.setattr(data, "_grouplens", GROUPLENS)
+    answer(server, [response(b"<html>log in to this network</html>")])
+    with pytest.raises(OSError, match="line 1 is not user, item, rating, timestamp"):
+        data.movielens()
+    assert not cached.parent.exists()
+
+
+def test_an_archive_that_aims_outside_of_its_folder_writes_nothing_there(tmp_path, cached):
+    file = tmp_path / "inside" / "ml-100k.zip"
+    file.parent.mkdir()
+    file.write_bytes(zipped("../../outside/u.data"))
+    assert len(data.movielens(file).users) == 96  # its content is the table, and its path does not matter
+    assert {found.name for found in files_under(tmp_path)} == {"ml-100k.zip", cached.name}
+
+
 def test_grouplens_may_refuse_or_break_off(server):
-    answer(server, response(b"no", status="503 Busy"))
+    answer(server, [response(b"no", status="503 Busy")])
     with pytest.raises(OSError, match="503: Busy"):
         GROUPLENS()
-    answer(server, response(zipped()[:100], length=1000))
+    answer(server, [response(zipped()[:100], length=1000)])
     with pytest.raises(OSError, match="100 bytes read, 900 more expected"):
         GROUPLENS()
     server.close()
@@ -272,7 +287,7 @@ def test_a_server_that_is_silent_or_slow_is_given_up(server, monkeypatch):
     server.accept()[0].close()
     monkeypatch.setattr(data, "CONNECT", 5)
     monkeypatch.setattr(data, "DOWNLOAD", 0.1)
-    answer(server, response(b"", length=1000), *[b"."] * 10, pause=0.02)
+    answer(server, [response(b"", length=1000), *[b"."] * 10], pause=0.02)
     with pytest.raises(TimeoutError, match="no answer within 0.1 seconds"):
         GROUPLENS()
 
@@ -325,6 +340,13 @@ def test_the_command_prints_the_source_the_counts_and_the_cached_file(tmp_path, 
         "96 ratings of 12 items by 8 users, as published",
         f"cached: {cached}",
     ]
+
+
+def test_the_command_speaks_json(tmp_path, cached, capsys):
+    (tmp_path / "u.data").write_bytes(text())
+    assert main(["data", "--json", "--path", str(tmp_path)]) == 0
+    expected = {"source": str(tmp_path / "u.data"), "ratings": 96, "users": 8, "items": 12, "cached": str(cached)}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_the_command_says_what_is_wrong_and_fails(tmp_path, capsys):

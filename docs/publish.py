@@ -1,0 +1,53 @@
+"""Put the results of a full run into the documentation: `make publish`, after `make reproduce`, on a clean checkout."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PUBLISHED, README = ROOT / "results", ROOT / "docs" / "results", ROOT / "README.md"
+FIGURES = ("movielens.png", "mlp-depth.png")
+MARKS = ("<!-- the claims, by make publish -->", "<!-- end of the claims -->")
+
+
+def rendered(published):
+    """The claims as a table, and what made them."""
+    rows = [
+        f"| {c['place']} | {c['statement']} | {c['verdict'].replace('holds', '**holds**', 1)} |"
+        for c in published["claims"]
+    ]
+    made = f"From `make reproduce` at commit {published['commit']}, with torch {published['torch']}."
+    return "\n".join([MARKS[0], made, "", "| place | the paper says | here it |", "|---|---|---|", *rows, MARKS[1]])
+
+
+def with_claims(page, published):
+    """The page with its table exchanged."""
+    found = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
+    if not found.search(page):
+        raise SystemExit(f"{README} has no place for the claims: {MARKS[0]} … {MARKS[1]}")
+    return found.sub(lambda _: rendered(published), page)
+
+
+def main():
+    """Copy figures and claims, and rewrite the README's table."""
+    import torch
+
+    claims = json.loads((RESULTS / "claims.json").read_text())
+    if claims["quick"] or any(claim["verdict"] == "not run" for claim in claims["claims"]):
+        raise SystemExit("results/ is not of a full run: make reproduce")
+    if subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True).stdout:
+        raise SystemExit("src/ has changes that are not committed: the results would have no commit")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    published = {"commit": commit.strip(), "torch": torch.__version__, **claims}
+    PUBLISHED.mkdir(exist_ok=True)
+    for figure in FIGURES:
+        shutil.copy(RESULTS / "figures" / figure, PUBLISHED / figure)
+    (PUBLISHED / "claims.json").write_text(json.dumps(published, indent=1, ensure_ascii=False) + "\n")
+    README.write_text(with_claims(README.read_text(), published))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What the cells say, in the words of the claims: RMSE by setting and fold, losses by optimizer, depth and seed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matrix_adagrad.experiments import factorisation, identities, mlp, motivating, plan, theorems
+from matrix_adagrad.experiments.intervals import Interval, interval
+from matrix_adagrad.experiments.plan import ALTERNATIVES, DEFAULT, Known, Search, Size
+
+__all__ = ["Evidence", "Factorised"]
+
+
+@dataclass(frozen=True)
+class Factorised:
+    """A geometry with the learning rate that its validation ratings chose, on one fold."""
+
+    lr: float
+    test: tuple[float, ...]
+    train: float
+
+    @property
+    def final(self) -> float:
+        """The test RMSE after the last epoch."""
+        return self.test[-1]
+
+    @property
+    def best(self) -> float:
+        """The lowest test RMSE of all epochs."""
+        return min(self.test)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The results of a reproduction, or of a part of it."""
+
+    known: Known
+    size: Size
+
+    # ---------------------------------------------------------------------------------------------------- MovieLens
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings of the factorisation that were run to the end."""
+        return [
+            setting
+            for setting in ALTERNATIVES
+            if setting in self.size.settings
+            and all(cell in self.known for g in plan.GEOMETRIES for cell in self.search(setting, g).cells(self.known))
+        ]
+
+    def search(self, setting: str, geometry: str) -> Search:
+        """The search for a learning rate."""
+        return Search(setting, geometry, self.size)
+
+    def factorised(self, setting: str, geometry: str, by_best_epoch: bool = False) -> list[Factorised]:
+        """For each fold, with the learning rate of the lowest validation RMSE at the end, or at its best epoch."""
+        search = self.search(setting, geometry)
+        chosen = []
+        for fold in search.folds:
+            lr = search.best(self.known, fold, min if by_best_epoch else lambda curve: curve[-1])
+            test, _, train = search.curves(self.known, fold)[lr]
+            chosen.append(Factorised(lr, test, train))
+        return chosen
+
+    def advantage(self, setting: str, better: str, worse: str) -> Interval:
+        """How much lower the RMSE of one geometry is than that of another, over folds."""
+        pairs = zip(self.factorised(setting, worse), self.factorised(setting, better), strict=True)
+        return interval(one.final - other.final for one, other in pairs)
+
+    def transposed(self, geometry: str) -> list[Factorised]:
+        """For each fold, with embeddings as columns, at the learning rate of the mirror image."""
+        if DEFAULT not in self.settings:
+            return []
+        cells = [cell for cell in plan.transposed(self.size, self.known) if cell.geometry == geometry]
+        results: list[factorisation.Result] = [self.known[cell] for cell in cells if cell in self.known]
+        return [Factorised(result.config.lrs[0], result.test[0], result.train[0]) for result in results]
+
+    # --------------------------------------------------------------------------------------------------------- MLPs
+
+    def networks(self, setting: str, eps: float, depth: int, lr: float, optimizer: str) -> mlp.Result | None:
+        """The networks of all seeds, if they were run."""
+        seeds = tuple(range(self.size.seeds if setting == "A" else self.size.b_seeds))
+        if not seeds:
+            return None
+        return self.known.get(mlp.Config(optimizer, depth, lr, setting, eps, seeds))
+
+    @staticmethod
+    def gain(result: mlp.Result) -> Interval:
+        """1 - loss / loss of the best linear fit, over seeds: what training gave beyond a linear fit."""
+        return interval(1 - loss / linear for loss, linear in zip(result.losses, result.linear, strict=True))
+
+    @staticmethod
+    def excess(result: mlp.Result, other: mlp.Result) -> Interval:
+        """By how much the loss is above another's, over that of the best linear fit, over seeds."""
+        rows = zip(result.losses, other.losses, result.linear, strict=True)
+        return interval((mine - yours) / linear for mine, yours, linear in rows)
+
+    @staticmethod
+    def fluctuations(result: mlp.Result) -> list[float]:
+        """For each seed: the mean change of log loss from point to point, up or down, in the last half of its curve."""
+        return [_fluctuation(curve[len(curve) // 2 :]) for curve in result.curves]
+
+    # ----------------------------------------------------------------------------------------------------- examples
+
+    def games(self) -> list[motivating.Result]:
+        """The motivating examples that were played."""
+        return [result for result in self._examples() if isinstance(result, motivating.Result)]
+
+    def theorems(self) -> list[theorems.Result]:
+        """The games on which inequalities were checked."""
+        return [result for result in self._examples() if isinstance(result, theorems.Result)]
+
+    def identities(self) -> list[identities.Result]:
+        """What was said of the algorithms themselves."""
+        return [result for result in self._examples() if isinstance(result, identities.Result)]
+
+    def _examples(self) -> list[Any]:
+        """In the order of the plan, whatever finished first."""
+        return [self.known[cell] for cell in plan.examples(self.size, self.known) if cell in self.known]
+
+
+def _fluctuation(curve: Sequence[float]) -> float:
+    return statistics.fmean(_steps(curve))
+
+
+def _steps(curve: Sequence[float]) -> Iterator[float]:
+    for one, other in itertools.pairwise(curve):
+        yield abs(math.log(other / one)) if math.isfinite(one) and math.isfinite(other) else math.inf

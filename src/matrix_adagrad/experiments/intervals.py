@@ -1,0 +1,43 @@
+"""Confidence intervals of paired differences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Interval", "interval"]
+
+# Student's t at 97.5 %, by degrees of freedom
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % confidence interval, over ``count`` folds or seeds.
+
+    Folds share training data and are not quite independent, so that intervals over folds are somewhat too narrow.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        digits = max(3, 2 - math.floor(math.log10(abs(self.mean)))) if self.mean and math.isfinite(self.mean) else 3
+        digits = min(digits, 5)
+        return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+
+
+def interval(differences: Iterable[float]) -> Interval:
+    """The interval of the mean of paired differences, of which there are at least two."""
+    values = list(differences)
+    if not 2 <= len(values) <= len(_T) + 1:
+        raise ValueError(f"an interval needs from 2 to {len(_T) + 1} differences, got {len(values)}")
+    mean = statistics.fmean(values)
+    if not math.isfinite(mean):  # a run went astray: the sign is all that is known
+        return Interval(mean, mean, mean, len(values))
+    half = _T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half, len(values))

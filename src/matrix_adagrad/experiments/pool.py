@@ -1,0 +1,112 @@
+"""Cells run side by side, one on each core, with a progress bar; what is finished stays if the rest is not."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Self
+
+import torch
+
+from matrix_adagrad.experiments import cells
+from matrix_adagrad.experiments.cells import Cell, Store
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """Workers that evaluate cells, for as long as it is open as a context.
+
+    Args:
+        store: where results are kept, and looked for.
+        workers: how many processes; 1 works in this one.
+        progress: called with the seconds of work that are done, or found, and those that are left to do by estimate,
+            and with the result.
+        how: passed on to the ``run`` of a module, if it is for that: ``{"factorisation": {"path": …}}``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        workers: int,
+        progress: Callable[[Any], None] = lambda _: None,
+        how: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.store, self.workers, self.progress, self.how = store, workers, progress, how or {}
+        self._processes: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._processes is not None:
+            if kind is not None:  # nobody waits for what is under way
+                for process in list((self._processes._processes or {}).values()):
+                    process.kill()
+            self._processes.shutdown(cancel_futures=True)
+
+    def evaluate(self, wanted: Iterable[Cell]) -> dict[Cell, Any]:
+        """The results, from the store or from the workers; the longest cells start first."""
+        results = {}
+        for cell in wanted:
+            if (found := self.store.load(cell)) is not None:
+                results[cell] = found
+                self.progress(found)
+        missing = sorted((cell for cell in wanted if cell not in results), key=lambda cell: -cell.cost)
+        for result in self._computed(missing):
+            self.store.save(result)
+            results[result.config] = result
+            self.progress(result)
+        return results
+
+    def _computed(self, missing: list[Cell]) -> Iterable[Any]:
+        tasks = [functools.partial(_alone, cell, self._how(cell)) for cell in missing]
+        if self.workers == 1:
+            yield from (task() for task in tasks)
+            return
+        if tasks and self._processes is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._processes = ProcessPoolExecutor(self.workers, spawn, initializer=_serve, initargs=(os.getpid(),))
+        assert self._processes is not None or not tasks
+        left: set[Future[Any]] = {self._processes.submit(task) for task in tasks} if self._processes else set()
+        while left:
+            done, left = wait(left, return_when=FIRST_COMPLETED)
+            for future in done:
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    raise RuntimeError(
+                        "a worker was killed, maybe for want of memory; what is finished is kept, so run it again"
+                    ) from None
+
+    def _how(self, cell: Cell) -> dict[str, Any]:
+        return self.how.get(type(cell).__module__.rpartition(".")[2], {})
+
+
+def _alone(cell: Cell, how: dict[str, Any]) -> Any:
+    """The cell's result on one thread: the number of threads may change the last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return cells.run(cell, **how)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _serve(parent: int) -> None:
+    """A worker leaves Ctrl-C to the parent, and does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

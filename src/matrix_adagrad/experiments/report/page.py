@@ -1,0 +1,149 @@
+"""A report as one HTML file that needs nothing else: charts, styles and numbers are all inside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from matrix_adagrad.experiments.report import palette, tables
+from matrix_adagrad.experiments.report.document import Document, Figure, Line, Table
+
+__all__ = ["render"]
+
+CLAIM = ("id", "place", "statement", "rule", "figures", "verdict", "command")
+# What a verdict begins with, the longer before the shorter, and the kind that gives it its icon and colour.
+VERDICTS = {"holds only if": "condition", "does not hold": "fails", "holds": "holds"}
+KINDS = {"holds": "hold", "condition": "hold only under a condition", "fails": "do not hold here", "other": "open"}
+
+
+def render(document: Document) -> str:
+    """The whole page, as the text of a file that opens offline. The pictures and the data are expected next to it."""
+    figures = {figure.name: figure for figure in palette.figures(document)}
+    _check(document, figures)
+    styles = palette.styles_of_document(document)
+    claims = [_claim(row) for row in document.claims.rows]
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = _code
+    environment.filters["field"] = tables.field
+    template = environment.from_string(_file("template.html"))
+    return template.render(
+        document=document,
+        claims=claims,
+        tally=_tally(claims),
+        leading=[figures[name] for name in document.leading],
+        styles=styles,
+        light=palette.LIGHT,
+        dark=palette.DARK,
+        is_figure=lambda part: isinstance(part, Figure),
+        panel_title=tables.panel_title,
+        lines=_lines,
+        numeric=_numeric,
+        css=Markup(_file("style.css")),
+        library=Markup(_script(_file("package_data/plotly.min.js", "plotly"))),
+        code=Markup(_script(_file("page.js"))),
+        data=Markup(_json(_data(document, figures, styles))),
+    )
+
+
+def _check(document: Document, figures: Mapping[str, Figure]) -> None:
+    names = [part.name for section in document.sections for part in section.parts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"figures and tables share their names: {', '.join(twice)}")
+    missing = [name for name in document.leading if name not in figures]
+    if missing:
+        raise ValueError(f"no section has these leading figures: {', '.join(missing)}")
+
+
+def _file(name: str, package: str = __name__.rpartition(".")[0]) -> str:
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def _script(text: str) -> str:
+    """Code that does not end its own element: neither sequence means anything else inside a string or a pattern."""
+    return re.sub(r"<(?=/script|!--)", r"\\x3c", text, flags=re.IGNORECASE)
+
+
+def _json(value: object) -> str:
+    """JSON without a character that HTML reads: it stays data, whatever the names in it are."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _data(document: Document, figures: Mapping[str, Figure], styles: Mapping[str, palette.Style]) -> dict[str, Any]:
+    return {
+        "themes": {"light": asdict(palette.LIGHT), "dark": asdict(palette.DARK)},
+        "styles": {name: asdict(style) for name, style in styles.items()},
+        "figures": {name: _figure(figure) for name, figure in figures.items()},
+        "leading": list(document.leading),
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    panels = [
+        {"title": tables.panel_title(figure, i), "lines": [_line(line) for line in panel.lines]}
+        for i, panel in enumerate(figure.panels)
+    ]
+    return {"x": asdict(figure.x), "y": asdict(figure.y), "start": figure.start, "text": figure.text, "panels": panels}
+
+
+def _line(line: Line) -> dict[str, Any]:
+    """Columns of numbers; six digits are more than a screen shows, and the file of data has them all."""
+    kept = [point for point in tables.points(line) if tables.finite(point[0]) is not None]
+    columns = {key: [_rounded(point[i]) for point in kept] for i, key in enumerate(("y", "low", "high"), start=1)}
+    if not any(value is not None for value in columns["low"] + columns["high"]):
+        columns["low"] = columns["high"] = []
+    return {"name": line.name, "reference": line.reference, "x": [point[0] for point in kept], **columns}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or tables.finite(value) is None else float(f"{value:.6g}")
+
+
+def _lines(figure: Figure) -> list[Line]:
+    """The first line of each name, over all panels: one button for each."""
+    first: dict[str, Line] = {}
+    for panel in figure.panels:
+        for line in panel.lines:
+            first.setdefault(line.name, line)
+    return list(first.values())
+
+
+def _numeric(table: Table) -> list[bool]:
+    return [tables.is_number(row[i] for row in table.rows) for i in range(len(table.columns))]
+
+
+def _claim(row: Iterable[tables.Cell]) -> dict[str, Any]:
+    claim: dict[str, Any] = {key: tables.field(value) for key, value in zip(CLAIM, row, strict=True)}
+    claim["kind"], claim["head"], claim["rest"] = _verdict(claim["verdict"])
+    claim["figures"] = claim["figures"].splitlines()
+    return claim
+
+
+def _verdict(text: str) -> tuple[str, str, str]:
+    """The kind of a verdict, the words that say it, and the rest of the sentence."""
+    for start, kind in VERDICTS.items():
+        found = re.match(rf"({start}\b(?: here)?[:;,.]?)\s*(.*)", text, flags=re.IGNORECASE | re.DOTALL)
+        if found:
+            return kind, found[1], found[2]
+    return "other", text, ""
+
+
+def _tally(claims: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str]]:
+    kinds = [claim["kind"] for claim in claims]
+    return [(kind, kinds.count(kind), label) for kind, label in KINDS.items() if kind in kinds]
+
+
+def _code(text: str) -> Markup:
+    """Escaped text in which what stands between backticks is set as code."""
+    parts = re.split(r"`([^`]+)`", text)
+    return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))

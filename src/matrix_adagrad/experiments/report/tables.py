@@ -1,0 +1,89 @@
+"""The numbers behind figures and tables: as CSV, and in the few forms that pictures and page share."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from matrix_adagrad.experiments.report.document import Figure, Line, Table
+
+__all__ = ["COLUMNS", "Cell", "Point", "csv_text", "field", "finite", "is_number", "panel_title", "points"]
+
+Cell: TypeAlias = str | float | int | None
+Point: TypeAlias = tuple[float, float | None, float | None, float | None]
+
+COLUMNS = ("panel", "line", "x", "y", "low", "high")
+
+
+def csv_text(part: Figure | Table) -> str:
+    """A table as it is; a figure with one row for each point. Numbers are written so that they read back the same."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS if isinstance(part, Figure) else part.columns)
+    writer.writerows(_figure_rows(part) if isinstance(part, Figure) else part.rows)
+    return text.getvalue()
+
+
+def points(line: Line) -> Iterator[Point]:
+    """Each ``(x, y, low, high)`` of a curve; what is missing is ``None``."""
+    count = len(line.x)
+    for x, *rest in zip(line.x, *(_padded(values, count) for values in (line.y, line.low, line.high)), strict=True):
+        y, low, high = rest
+        yield x, y, low, high
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or ``None`` for what cannot be drawn or written as JSON: NaN and the infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def field(value: Cell) -> str:
+    """A field of a table as it is read: four significant digits, a dash for NaN, nothing for ``None``."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float() if math.isnan(value):
+            return "–"
+        case float() if math.isinf(value):
+            return "∞" if value > 0 else "-∞"
+        case float():
+            return _readable(value)
+        case _:
+            return str(value)
+
+
+def is_number(values: Iterable[Cell]) -> bool:
+    """Whether a column holds numbers, fractions and empty fields alone, so that its digits stand below one another."""
+    kept = [field(value) for value in values if value not in (None, "")]
+    return bool(kept) and all(re.fullmatch(r"[-+]?[\d.,/%e+-]*\d%?|[-+]?∞|–", text) for text in kept)
+
+
+def panel_title(figure: Figure, index: int) -> str:
+    """A panel's title, with the word that tells the panels apart where the title does not say it: "layers: 15"."""
+    title = figure.panels[index].title
+    if len(figure.panels) == 1 or not figure.selector or figure.selector.casefold() in title.casefold():
+        return title
+    return f"{figure.selector}: {title}"
+
+
+def _readable(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def _figure_rows(figure: Figure) -> Iterator[tuple[Cell, ...]]:
+    for panel in figure.panels:
+        for line in panel.lines:
+            for point in points(line):
+                yield (panel.title, line.name, *point)
+
+
+def _padded(values: Sequence[float | None], count: int) -> Sequence[float | None]:
+    return values or (None,) * count

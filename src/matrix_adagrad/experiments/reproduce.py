@@ -1,0 +1,123 @@
+"""The whole reproduction: run what is missing, judge the claims, write the report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matrix_adagrad.experiments import plan
+from matrix_adagrad.experiments.cells import Cell, Store
+from matrix_adagrad.experiments.claims import Verdict
+from matrix_adagrad.experiments.data import movielens
+from matrix_adagrad.experiments.evidence import Evidence
+from matrix_adagrad.experiments.files import write
+from matrix_adagrad.experiments.plan import Size
+from matrix_adagrad.experiments.pool import Pool
+from matrix_adagrad.experiments.report.contents import document
+from matrix_adagrad.experiments.report.tables import csv_text, finite
+
+__all__ = ["Progress", "evidence", "missing_extras", "save", "table"]
+
+EXTRAS = ("matplotlib", "numpy", "plotly")
+
+
+class Progress:
+    """What a reproduction tells those who watch it; this one keeps quiet."""
+
+    def plan(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
+        """More cells are called for, of which some are there already."""
+
+    def done(self, result: Any) -> None:
+        """A cell was computed."""
+
+
+def evidence(
+    what: str, size: Size, store: Store, *, workers: int = 1, data: Path | None = None, progress: Progress | None = None
+) -> Evidence:
+    """Run what is missing of an experiment, and take what the store has of the others.
+
+    Raises:
+        OSError: if MovieLens is needed and cannot be had, or a result cannot be kept.
+        ValueError: if the file at ``data`` is not MovieLens 100K.
+    """
+    progress = progress or Progress()
+    if what in ("all", "movielens"):
+        movielens(data)  # before anything runs; from here on it is in the cache
+    known: dict[Cell, Any] = {}
+    with Pool(store, workers, progress.done, {"factorisation": {"path": data}}) as pool:
+        while wanted := [cell for cell in plan.needed(what, size, known) if cell not in known]:
+            found = _kept(store, wanted)
+            missing = [cell for cell in wanted if cell not in found]
+            progress.plan(list(found), missing)
+            known |= found | pool.evaluate(missing)
+    while found := _kept(store, [cell for cell in plan.needed("all", size, known) if cell not in known]):
+        known |= found
+    return Evidence(known, size)
+
+
+def _kept(store: Store, cells: Sequence[Cell]) -> dict[Cell, Any]:
+    return {cell: result for cell in cells if (result := store.load(cell)) is not None}
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+def missing_extras() -> list[str]:
+    """The packages that the report needs and that are not there."""
+    return [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+
+
+def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None:
+    """Write claims.json and, unless packages are missing, figures, their data, and the report, which is returned."""
+    claims = {"quick": known.size.is_quick, "claims": [verdict.to_dict() for verdict in verdicts]}
+    write(out / "claims.json", json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
+    if missing_extras():
+        return None
+    from matrix_adagrad.experiments.report import page, pictures
+
+    content = document(known, verdicts)
+    for folder in ("figures", "data"):
+        shutil.rmtree(out / folder, ignore_errors=True)
+    for section in content.sections:
+        for part in section.parts:
+            write(out / "data" / f"{part.name}.csv", csv_text(part))
+            write(out / "data" / f"{part.name}.json", _json(part))
+    pictures.draw_all(content, out / "figures")
+    return write(out / "report.html", page.render(content))
+
+
+def _json(part: Any) -> str:
+    return json.dumps(_clean(asdict(part)), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(one) for one in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def table(verdicts: Sequence[Verdict], paint: Callable[[str, str], str] = lambda text, _: text, width: int = 0) -> str:
+    """The claims for a terminal; ``paint`` gets a text and a colour."""
+    width = width or min(120, max(60, shutil.get_terminal_size().columns))
+    lines = []
+    for verdict in verdicts:
+        word, colour = {
+            "holds": ("holds", "green"),
+            "does not hold here": ("does not", "red"),
+            "not run": ("not run", "gray"),
+        }.get(verdict.text, ("only if", "yellow"))
+        body = textwrap.wrap(f"{verdict.claim.place}. {verdict.claim.statement}", width - 10)
+        if word == "only if":
+            body += textwrap.wrap(verdict.text, width - 12, initial_indent="→ ", subsequent_indent="  ")
+        for figures in verdict.figures.splitlines():
+            body += textwrap.wrap(figures, width - 10, initial_indent="  ", subsequent_indent="    ")
+        lines += [paint(f"{word:<10}", colour) + body[0], *(" " * 10 + line for line in body[1:])]
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""What people see in a terminal: colours and progress bars, only if somebody looks on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from matrix_adagrad.experiments.cells import Cell
+from matrix_adagrad.experiments.claims import Verdict
+from matrix_adagrad.experiments.factorisation import Result as Factorised
+from matrix_adagrad.experiments.reproduce import Progress
+
+__all__ = ["Watch", "painter", "tally"]
+
+COLOURS = {"green": "32", "yellow": "33", "red": "31", "gray": "90"}
+
+
+def painter(stream: TextIO) -> Callable[[str, str], str]:
+    """Colours text for this stream, or leaves it as it is if that is no terminal, or the user wants no colours."""
+    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return lambda text, _: text
+    return lambda text, colour: f"\033[{COLOURS[colour]}m{text}\033[0m"
+
+
+def tally(verdicts: Sequence[Verdict]) -> str:
+    """How many claims got which verdict."""
+    texts = [verdict.text for verdict in verdicts]
+    only_if = sum(text.startswith("holds only if") for text in texts)
+    counts = {
+        "hold": texts.count("holds"),
+        "hold only under some circumstances": only_if,
+        "do not hold here": texts.count("does not hold here"),
+        "were not run": texts.count("not run"),
+    }
+    return f"{len(texts)} claims: " + ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+class Watch(Progress):
+    """A progress bar over the seconds of work, with the cells that are done, the time left, and the best RMSE so far.
+
+    Where there is no terminal, or no tqdm, a line says how many cells there are.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.bar = say, _bar()
+        self.total = self.finished = 0
+        self.best = ("", float("inf"))
+
+    def plan(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
+        self.total += len(found) + len(missing)
+        self.finished += len(found)
+        if self.bar is None or self.bar.disable:
+            self.say(f"{time.strftime('%H:%M:%S')}  {len(missing)} cells to run, {len(found)} are there already")
+            return
+        self.bar.total = (self.bar.total or 0) + sum(cell.cost for cell in missing)
+        self._show()
+
+    def done(self, result: Any) -> None:
+        self.finished += 1
+        if isinstance(result, Factorised):
+            rmse = min(curve[-1] for curve in result.validation)
+            self.best = min(self.best, (result.config.geometry, rmse), key=lambda one: one[1])
+        if self.bar is not None and not self.bar.disable:
+            self.bar.update(result.config.cost)
+            self._show()
+
+    def _show(self) -> None:
+        geometry, rmse = self.best
+        best = f", best validation RMSE {rmse:.4f} ({geometry})" if geometry else ""
+        self.bar.set_postfix_str(f"{self.finished} of {self.total} cells{best}")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _bar() -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    shape = "{percentage:3.0f}% {bar} {remaining} left, {postfix}"
+    return tqdm(total=0, bar_format=shape, leave=False, disable=None, dynamic_ncols=True, smoothing=0)

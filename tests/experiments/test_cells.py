@@ -1,0 +1,203 @@
+"""What is kept of a cell is found again, if nothing that it depends on has changed, and is never damaged."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from matrix_adagrad.experiments import cells, factorisation, identities, mlp, motivating, theorems
+from matrix_adagrad.experiments.cells import Store
+from matrix_adagrad.experiments.files import write
+from matrix_adagrad.experiments.pool import Pool
+from tests.experiments import fakes
+
+SMALL = [
+    motivating.Config(3, 2, 2),
+    theorems.Config(rounds=5),
+    identities.Config(3, 2, 2),
+    mlp.Config(depth=2, steps=3, seeds=(0, 1)),
+    factorisation.Config("row", (0.1, 1e30), batch=64, epochs=2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _drawn(monkeypatch):
+    drawn = fakes.ratings()
+    monkeypatch.setattr(factorisation, "_ratings", lambda _: drawn)
+
+
+@pytest.mark.parametrize("cell", SMALL, ids=lambda cell: type(cell).__module__.rpartition(".")[2])
+def test_a_result_is_kept_exactly(cell, tmp_path):
+    store, result = Store(tmp_path), cells.run(cell)
+    assert store.load(cell) is None
+    store.save(result)
+    assert store.load(cell) == result
+    other = {"m": 5} if hasattr(cell, "m") else {"lr": 1.0} if hasattr(cell, "lr") else {"fold": 1}
+    assert store.load(replace(cell, **other)) is None
+
+
+def test_infinite_numbers_are_kept(tmp_path):
+    result = cells.run(SMALL[-1])
+    assert result.test[1][-1] == math.inf
+    Store(tmp_path).save(result)
+    assert Store(tmp_path).load(SMALL[-1]) == result
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"result": {}}', "cut", "altered"])
+def test_a_damaged_file_is_as_good_as_none(damage, tmp_path):
+    store, cell = Store(tmp_path), SMALL[0]
+    store.save(cells.run(cell))
+    (file,) = tmp_path.iterdir()
+    text = file.read_text()
+    changed = {"cut": text[: len(text) // 2], "altered": text.replace('"regret": ', '"regret": 1')}.get(damage, damage)
+    assert changed != text
+    file.write_text(changed)
+    assert store.load(cell) is None
+    with Pool(store, 1) as pool:
+        assert pool.evaluate([cell])[cell] == store.load(cell)
+
+
+@pytest.mark.parametrize("what", ["version", "torch", "code", "kernels"])
+def test_results_of_another_version_are_not_found(what, tmp_path, monkeypatch):
+    store, cell = Store(tmp_path), SMALL[0]
+    store.save(cells.run(cell))
+    cells.fingerprint.cache_clear()
+    if what == "version":
+        monkeypatch.setattr(cells, "__version__", "another")
+    elif what == "torch":
+        monkeypatch.setattr(torch, "__version__", "another")
+    elif what == "kernels":
+        monkeypatch.setattr(cells.native, "missing", lambda: "no compiler")
+    else:
+        read = Path.read_text
+        monkeypatch.setattr(Path, "read_text", lambda file: read(file) + "#" * (file.name == "geometry.py"))
+    found = store.load(cell)
+    monkeypatch.undo()
+    cells.fingerprint.cache_clear()
+    assert found is None
+    assert store.load(cell) is not None
+
+
+def test_a_change_of_one_experiment_leaves_the_others_alone(monkeypatch):
+    def fingerprints():
+        cells.fingerprint.cache_clear()
+        return {name: cells.fingerprint(name) for name in ("", "mlp", "motivating", "theorems")}
+
+    before, read = fingerprints(), Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda file: read(file) + "#" * (file.name == "mlp.py"))
+    after = fingerprints()
+    monkeypatch.undo()
+    cells.fingerprint.cache_clear()
+    assert {name for name in before if before[name] != after[name]} == {"", "mlp"}
+
+
+def test_a_pool_finds_what_is_there_and_runs_the_rest(tmp_path, monkeypatch):
+    ran, seen = [], []
+    run = cells.run
+    monkeypatch.setattr(cells, "run", lambda cell, **how: ran.append(cell) or run(cell, **how))
+    with Pool(Store(tmp_path), 1, seen.append) as pool:
+        first = pool.evaluate(SMALL[:2])
+        both = pool.evaluate(SMALL[:3])
+    assert len(ran) == 3
+    assert [both[cell] for cell in SMALL[:2]] == [first[cell] for cell in SMALL[:2]]
+    assert [result.config for result in seen] == [SMALL[1], SMALL[0], *SMALL[:3]]  # the longest first
+
+
+@pytest.mark.separate_process
+def test_several_workers_give_the_same_bytes_as_one(tmp_path):
+    configs = [motivating.Config(m, 2, 2) for m in (2, 3, 4)] + [mlp.Config(depth=3, steps=4, seeds=(0, 1))]
+    for workers in (1, 2):
+        with Pool(Store(tmp_path / str(workers)), workers) as pool:
+            pool.evaluate(configs)
+    one, two = ({file.name: file.read_bytes() for file in (tmp_path / w).iterdir()} for w in "12")
+    assert one == two
+
+
+@pytest.mark.separate_process
+def test_an_error_of_a_cell_is_told_and_the_others_are_kept(tmp_path):
+    good, bad = motivating.Config(2, 2, 2), motivating.Config(2, 2, 2, "diagonal")
+    store = Store(tmp_path)
+    with Pool(store, 2) as pool:
+        pool.evaluate([good])
+        with pytest.raises(ValueError, match="diagonal"):
+            pool.evaluate([bad])
+    assert store.load(good) is not None
+
+
+@pytest.mark.separate_process
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGKILL])
+def test_workers_do_not_outlive_a_run_that_ends_early(signal_, tmp_path):
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from matrix_adagrad.experiments import mlp
+        from matrix_adagrad.experiments.cells import Store
+        from matrix_adagrad.experiments.pool import Pool
+
+        if __name__ == "__main__":
+            import signal
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with Pool(Store(Path(sys.argv[1])), 2, lambda _: print("one is done", flush=True)) as pool:
+                pool.evaluate([mlp.Config(depth=2, steps=steps) for steps in (2, 10**9)])
+    """)
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    run = subprocess.Popen(
+        [sys.executable, file, tmp_path / "cells"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert run.stdout.readline() == b"one is done\n"
+    workers = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True).stdout.split()
+    assert len(workers) >= 2
+    run.send_signal(signal_)
+    run.wait(20)
+    run.stdout.close()
+    assert run.returncode != 0
+    until = time.monotonic() + 20
+    while any(_lives(int(worker)) for worker in workers):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert len(list((tmp_path / "cells").iterdir())) == 1
+
+
+def _lives(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "folder" / "file"
+    assert write(file, "before").read_text() == "before"
+    assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(file, "after")
+    assert [one.read_text() for one in file.parent.iterdir()] == ["before"]
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_kept_file_says_what_it_is_of(tmp_path):
+    Store(tmp_path).save(cells.run(SMALL[3]))
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("mlp-")
+    assert json.loads(file.read_text())["config"]["depth"] == 2

@@ -1,0 +1,223 @@
+"""Each rule gives every verdict that it can give, for results that are made up to earn it."""
+
+import pytest
+from scipy import stats
+
+from matrix_adagrad.experiments import plan
+from matrix_adagrad.experiments.claims import CLAIMS, Check, Verdict, judge
+from matrix_adagrad.experiments.evidence import Evidence
+from matrix_adagrad.experiments.intervals import _T, interval
+from matrix_adagrad.experiments.plan import ALTERNATIVES, FULL, QUICK
+from tests.experiments.fakes import Fake
+from tests.experiments.test_plan import played
+
+HOLDS, FAILS = "holds", "does not hold here"
+
+
+def verdicts(**says):
+    known, _ = played(FULL, Fake(**says))
+    return {verdict.claim.id: verdict.text for verdict in judge(Evidence(known, FULL))}
+
+
+def by_geometry(row, entry, column):
+    def rmse(config):
+        aligned = {"row": "column", "column": "row"}[config.geometry] if config.transposed else config.geometry
+        return {"row": row, "entry": entry, "column": column}[aligned]
+
+    return rmse
+
+
+def of(optimizers, otherwise=0.5):
+    """A loss over the linear fit's, by optimizer."""
+    return lambda config: optimizers.get(config.optimizer, otherwise)
+
+
+def only_in_a(good, bad):
+    return lambda config: (good if config.setting == "A" else bad)(config)
+
+
+AS_THE_PAPER = of({"Adam": 1.05, "Adam, lr/√width": 0.8})
+UNLIKE = of({"Row-wise Momentum": 1.05, "Column-wise Momentum": 0.9, "Adam": 0.5})
+
+
+def moving(adam, row, small):
+    """How much a curve moves: by optimizer at lr 0.01, and so many times that at 0.001."""
+    return lambda config: (
+        {"Adam": adam, "Row-wise Momentum": row}.get(config.optimizer, 0.1) * (small if config.lr == 0.001 else 1)
+    )
+
+
+CALM, WILD = moving(0.3, 0.1, 0.1), moving(0.1, 0.3, 10)
+
+# For each claim: what earns "holds", "holds only if: …" (with the circumstances), and "does not hold here".
+EARNED = {
+    "corollary-1": [({}, HOLDS), ({"broken": lambda _: True}, FAILS)],
+    "corollary-2": [({}, HOLDS), ({"broken": lambda _: True}, FAILS)],
+    "theorem-1": [
+        ({}, HOLDS),
+        ({"broken": lambda config: config.delta > 1}, "holds only if: δ meets the condition of App. E"),
+        ({"broken": lambda _: True}, FAILS),
+    ],
+    "theorem-2": [
+        ({}, HOLDS),
+        ({"broken": lambda c: c.delta > 1 and c.learner == "column"}, "holds only if: δ meets the condition of App. E"),
+        ({"broken": lambda c: c.learner == "column"}, FAILS),
+    ],
+    "stabilizer": [({}, HOLDS), ({"broken": lambda _: True}, FAILS)],
+    "degeneration": [({}, HOLDS), ({"off": 1e-3}, FAILS)],
+    "transposition": [({}, HOLDS), ({"off": 1e-3}, FAILS)],
+    "memory": [({}, HOLDS), ({"off": 1e-3}, FAILS)],
+    "ratio-of-rows": [({}, HOLDS), ({"bound_ratio": 1.01}, FAILS)],
+    "ratio-of-columns": [({}, HOLDS), ({"bound_ratio": 1.01}, FAILS)],
+    "regret-of-rows": [
+        ({}, HOLDS),
+        (
+            {"regret": lambda c: 0.5 if c.K >= 100 and c.m % 2 == 0 else 1.0},
+            "holds only if: long games (K ≥ 100), an even number of rows",
+        ),
+        ({"regret": lambda _: 1.0}, FAILS),
+    ],
+    "regret-of-columns": [
+        ({}, HOLDS),
+        (
+            {"regret": lambda c: 0.5 if c.K < 100 and c.n % 2 else 1.0},
+            "holds only if: short games, an odd number of columns",
+        ),
+        ({"regret": lambda _: 2.0}, FAILS),
+    ],
+    "rows-beat-entries": [
+        ({"rmse": by_geometry(0.93, 0.95, 0.97)}, HOLDS),
+        (
+            {"rmse": lambda c: 0.93 if c.geometry == "row" and c.centred else 0.95},
+            "holds only if: mean-centred ratings",
+        ),
+        ({"rmse": by_geometry(0.95, 0.95, 0.97)}, FAILS),
+        ({"rmse": by_geometry(0.96, 0.95, 0.97)}, FAILS),
+    ],
+    "columns-are-worst": [
+        ({"rmse": by_geometry(0.93, 0.95, 0.97)}, HOLDS),
+        (
+            {"rmse": lambda c: 0.99 if c.geometry == "column" and c.batch == 64 else 0.95},
+            "holds only if: batches of 64",
+        ),
+        ({"rmse": by_geometry(0.93, 0.95, 0.94)}, FAILS),
+    ],
+    "storage": [
+        ({"rmse": by_geometry(0.93, 0.95, 0.97)}, HOLDS),
+        ({"rmse": lambda c: {"row": 0.93, "entry": 0.95, "column": 0.97}[c.geometry]}, FAILS),
+        ({"rmse": by_geometry(0.97, 0.95, 0.93)}, FAILS),
+    ],
+    "entries-oscillate-at-15": [
+        ({"movement": CALM}, HOLDS),
+        ({"movement": only_in_a(CALM, WILD)}, "holds only if: setting A"),
+        ({"movement": WILD}, FAILS),
+    ],
+    "calmer-at-0.001": [
+        ({"movement": CALM}, HOLDS),
+        ({"movement": only_in_a(CALM, WILD)}, "holds only if: setting A"),
+        ({"movement": WILD}, FAILS),
+    ],
+    "entries-fail-at-22": [({"ratio": AS_THE_PAPER}, HOLDS), ({"ratio": UNLIKE}, FAILS)],
+    "entries-fail-at-25": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        ({"ratio": only_in_a(AS_THE_PAPER, UNLIKE)}, "holds only if: setting A"),
+        ({"ratio": UNLIKE}, FAILS),
+    ],
+    "rows-train-at-25": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        ({"ratio": only_in_a(AS_THE_PAPER, UNLIKE)}, "holds only if: setting A"),
+        ({"ratio": UNLIKE}, FAILS),
+    ],
+    "not-a-learning-rate": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        (
+            {"ratio": lambda c: (AS_THE_PAPER if c.eps == 1e-16 else UNLIKE)(c)},
+            "holds only if: setting B with eps 1e-16",
+        ),
+        ({"ratio": of({"Adam, lr/√width": 0.5, "Row-wise Momentum": 0.5})}, FAILS),
+        ({"ratio": of({"Adam, lr/√width": 0.4, "Row-wise Momentum": 0.5})}, FAILS),
+    ],
+    "rows-lower-at-15": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        ({"ratio": only_in_a(AS_THE_PAPER, UNLIKE)}, "holds only if: setting A"),
+        ({"ratio": UNLIKE}, FAILS),
+    ],
+    "entries-fail-at-0.001": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        ({"ratio": only_in_a(AS_THE_PAPER, UNLIKE)}, "holds only if: setting A"),
+        ({"ratio": UNLIKE}, FAILS),
+    ],
+    "rows-train-at-0.001": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        ({"ratio": only_in_a(AS_THE_PAPER, UNLIKE)}, "holds only if: setting A"),
+        ({"ratio": UNLIKE}, FAILS),
+    ],
+    "ten-times": [
+        ({"ratio": AS_THE_PAPER}, HOLDS),
+        ({"ratio": only_in_a(AS_THE_PAPER, UNLIKE)}, "holds only if: setting A"),
+        ({"ratio": of({}, 0.5)}, FAILS),
+        ({"ratio": of({}, 1.05)}, FAILS),
+    ],
+    "columns-alike": [
+        ({}, HOLDS),
+        (
+            {"ratio": lambda c: 0.5 if c.depth == 25 or c.optimizer != "Column-wise Momentum" else 0.6},
+            "holds only if: setting A, 25 layers, lr 0.01; or setting A, 25 layers, lr 0.001",
+        ),
+        ({"ratio": UNLIKE}, FAILS),
+    ],
+}
+CASES = [(claim, number) for claim, cases in EARNED.items() for number in range(len(cases))]
+
+
+@pytest.mark.parametrize(("claim", "number"), CASES, ids=[f"{claim}-{number}" for claim, number in CASES])
+def test_a_rule_gives_the_verdict_that_is_earned(claim, number):
+    says, expected = EARNED[claim][number]
+    assert verdicts(**says)[claim] == expected
+
+
+def test_every_claim_is_tried():
+    assert set(EARNED) == {claim.id for claim in CLAIMS}
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+    for claim, cases in EARNED.items():
+        assert {HOLDS, FAILS} <= {expected for _, expected in cases}, claim
+
+
+def test_what_was_not_run_has_no_verdict():
+    assert {verdict.text for verdict in judge(Evidence({}, FULL))} == {"not run"}
+    known, _ = played(QUICK, what="mlp")
+    texts = {verdict.claim.id: verdict.text for verdict in judge(Evidence(known, QUICK))}
+    assert texts["rows-beat-entries"] == "not run"
+    assert texts["rows-train-at-25"] == "holds"
+
+
+def test_half_of_a_search_is_no_evidence():
+    known, _ = played(FULL, Fake(best_lr=dict.fromkeys(plan.GEOMETRIES, 1e-3)), "movielens")
+    some = dict(list(known.items())[:40])
+    assert len(Evidence(some, FULL).settings) < len(ALTERNATIVES)
+    judge(Evidence(some, FULL))
+
+
+def test_an_interval_is_students():
+    for count in range(2, len(_T) + 2):
+        assert _T[count - 2] == pytest.approx(stats.t.ppf(0.975, count - 1), abs=1e-4)
+    values = [0.1, 0.3, 0.2, 0.5]
+    low, high = stats.t.interval(0.95, 3, 0.275, stats.sem(values))
+    found = interval(values)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.275, low, high), abs=1e-5)
+    assert str(found) == "+0.275 [+0.003, +0.547]"
+
+
+def test_an_interval_needs_two_and_survives_a_run_that_went_astray():
+    with pytest.raises(ValueError, match="needs from 2 to 15 differences, got 1"):
+        interval([1.0])
+    found = interval([float("inf"), 1.0])
+    assert found.low > 0
+    assert "inf" in str(found)
+
+
+def test_a_verdict_lists_all_circumstances():
+    verdict = Verdict(CLAIMS[0], (Check("one", True, "1"), Check("two", False, "2"), Check("three", True, "3")))
+    assert verdict.text == "holds only if: one; or three"
+    assert verdict.figures.splitlines() == ["✓ one: 1", "✗ two: 2", "✓ three: 3"]
+    assert [one["holds"] for one in verdict.to_dict()["figures"]] == [True, False, True]

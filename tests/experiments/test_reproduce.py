@@ -1,0 +1,249 @@
+"""`matrix-adagrad reproduce`: the same bytes however often it is broken off, and words for everything that goes "
+"wrong."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import pytest
+
+from matrix_adagrad import cli, terminal
+from matrix_adagrad.cli import main
+from matrix_adagrad.experiments import cells, claims, factorisation, mlp, plan, reproduce
+from matrix_adagrad.experiments.plan import DEFAULT, FULL, QUICK, Size
+from tests.experiments import fakes
+from tests.experiments.test_plan import played
+
+TINY = Size(2, 0, 4, (DEFAULT,), 2, 0, (2, 3), (), ((3, 2, 2), (2, 3, 2)), 5)
+
+
+@pytest.fixture(name="tiny")
+def _tiny(monkeypatch):
+    """A reproduction that takes seconds, on ratings that are drawn."""
+    drawn = fakes.ratings()
+    monkeypatch.setattr(plan, "QUICK", TINY)
+    monkeypatch.setattr(plan, "LRS", (0.01,))
+    monkeypatch.setattr(mlp, "SETTINGS", {"A": replace(mlp.SETTINGS["A"], steps=20)})
+    monkeypatch.setattr(factorisation, "_ratings", lambda _: drawn)
+    monkeypatch.setattr(reproduce, "movielens", lambda _: drawn)
+
+
+def results(folder):
+    """What a run leaves behind, but for the cells."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and "cells" not in file.parts]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def run(folder, *options, what="all"):
+    return main(["reproduce", what, "--quick", "--workers", "1", "--out", str(folder), *options])
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_leaves_claims_figures_data_and_a_page_and_a_second_one_the_same(tmp_path, capsys):
+    assert run(tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert f"report: {tmp_path / 'report.html'}" in printed
+    assert "QUICK RUN" in printed
+    first = results(tmp_path)
+    assert {"claims.json", "report.html", "figures/movielens.png", "figures/movielens.svg", "data/games.csv"} <= set(
+        first
+    )
+    assert b"QUICK RUN" in first["figures/movielens.svg"]
+    assert run(tmp_path) == 0
+    assert "0 cells to run" in capsys.readouterr().out
+    assert results(tmp_path) == first
+    assert run(tmp_path, "--fresh") == 0
+    assert ", 0 are there already" in capsys.readouterr().out
+    assert results(tmp_path) == first
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_that_is_broken_off_anywhere_goes_on_and_ends_with_the_same_bytes(tmp_path, capsys, monkeypatch):
+    assert run(tmp_path / "unbroken") == 0
+    whole, compute, done = results(tmp_path / "unbroken"), cells.run, []
+
+    def interrupted(cell, **how):
+        done.append(cell)
+        if len(done) % 7 == 0:
+            raise KeyboardInterrupt
+        return compute(cell, **how)
+
+    monkeypatch.setattr(cells, "run", interrupted)
+    codes = []
+    while not codes or codes[-1]:
+        codes.append(run(tmp_path / "broken"))
+        assert len(codes) < 30
+    assert set(codes[:-1]) == {130}
+    assert "the same command goes on" in capsys.readouterr().err
+    assert results(tmp_path / "broken") == whole
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_part_keeps_what_the_others_found(tmp_path, capsys):
+    assert run(tmp_path) == 0
+    first = results(tmp_path)
+    assert run(tmp_path, what="examples") == 0
+    assert results(tmp_path) == first
+    capsys.readouterr()
+    assert run(tmp_path / "alone", "--json", what="examples") == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = {claim["id"]: claim["verdict"] for claim in printed["claims"]}
+    assert found["degeneration"] == "holds"
+    assert found["rows-beat-entries"] == "not run"
+    assert printed["quick"] is True
+    assert "section-movielens" not in (tmp_path / "alone" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_without_the_extras_there_are_claims_and_a_word_on_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "EXTRAS", ("matplotlib", "no_such_package"))
+    assert run(tmp_path, what="examples") == 0
+    assert "no report without no_such_package: pip install" in capsys.readouterr().out
+    assert set(results(tmp_path)) == {"claims.json"}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file" / "results") == 1
+    assert "file" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path, capsys, monkeypatch):
+    replace, count = os.replace, []
+
+    def full(*paths):
+        count.append(paths)
+        if len(count) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device", str(paths[1]))
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert run(tmp_path, what="examples") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.part"))
+    monkeypatch.setattr(os, "replace", replace)
+    assert run(tmp_path, what="examples") == 0
+    assert "4 are there already" in capsys.readouterr().out
+
+
+def test_data_that_cannot_be_had_are_named_before_anything_runs(tmp_path, capsys):
+    nowhere = str(tmp_path / "nowhere")
+    assert run(tmp_path / "out", "--data", nowhere, what="movielens") == 1
+    assert nowhere in capsys.readouterr().err
+    altered = tmp_path / "u.data"
+    altered.write_text("1\t1\t5\t1\n")
+    assert run(tmp_path / "out", "--data", str(altered), what="movielens") == 1
+    assert "is not MovieLens 100K: it has 1 ratings instead of 100,000" in capsys.readouterr().err
+    assert results(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--workers", "0"], "must be at least 1, got 0"), (["everything"], "invalid choice: 'everything'")],
+)
+def test_wrong_arguments_say_what_is_wrong(options, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["reproduce", *options])
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.separate_process
+def test_a_run_that_is_killed_goes_on(tmp_path):
+    """The real program, with two workers, killed at several moments."""
+    program = textwrap.dedent(f"""
+        import sys
+        from matrix_adagrad.experiments import plan
+        from matrix_adagrad import cli
+        if __name__ == "__main__":
+            plan.QUICK = plan.Size{tuple(getattr(TINY, name) for name in TINY.__dataclass_fields__)}
+            sys.exit(cli.main(["reproduce", "examples", "--quick", "--workers", "2", "--out", sys.argv[1]]))
+    """)
+    file = tmp_path / "program.py"
+    file.write_text(program)
+
+    def start(out):
+        return subprocess.Popen(
+            [sys.executable, file, tmp_path / out], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    with start("whole") as process:
+        assert process.wait(60) == 0
+    for kept in (2, 10):  # once so many cells are there
+        with start("killed") as process:
+            until = time.monotonic() + 60
+            while len(list((tmp_path / "killed").glob("cells/*.json"))) < kept and time.monotonic() < until:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+    with start("killed") as process:
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b", 0 are there already" not in printed
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def test_the_table_for_a_terminal_fits_it_and_has_every_claim():
+    known, _ = played(FULL)
+    verdicts = claims.judge(reproduce.Evidence(known, FULL))
+    printed = reproduce.table(verdicts, width=80)
+    assert max(map(len, printed.splitlines())) <= 80
+    assert sum(line.startswith(("holds", "only if", "does not")) for line in printed.splitlines()) == len(claims.CLAIMS)
+    counted = terminal.tally(verdicts)
+    assert counted.startswith(f"{len(claims.CLAIMS)} claims: ")
+
+
+def test_colours_are_for_terminals_whose_users_want_them(monkeypatch):
+    class Stream:
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.painter(Stream())("x", "red") == "\033[31mx\033[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal.painter(Stream())("x", "red") == "x"
+    assert terminal.painter(sys.stdout)("x", "red") == "x"
+
+
+def test_a_watch_counts_cells_and_knows_the_best_rmse(monkeypatch):
+    shown = []
+
+    class Bar:
+        disable, total, n = False, 0, 0
+
+        def update(self, by):
+            self.n += by
+
+        def set_postfix_str(self, text):
+            shown.append(text)
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setattr(terminal, "_bar", Bar)
+    watch, fake = terminal.Watch(print), fakes.Fake()
+    wanted = plan.needed("movielens", QUICK, {})
+    watch.plan([], wanted)
+    for cell in wanted:
+        watch.done(fake.run(cell))
+    watch.close()
+    assert shown[0] == f"0 of {len(wanted)} cells"
+    assert shown[-2].startswith(f"{len(wanted)} of {len(wanted)} cells, best validation RMSE 0.9")
+    assert shown[-1] == "closed"
+    assert watch.bar.n == pytest.approx(watch.bar.total)
+
+
+def test_the_experiments_of_the_command_line_are_those_of_the_plan():
+    assert set(cli.EXPERIMENTS) == {"all", *plan.EXPERIMENTS}
+    assert {claim.experiment for claim in claims.CLAIMS} == set(plan.EXPERIMENTS)
