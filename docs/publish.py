@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from matrix_adagrad.experiments.cells import fingerprint
+
 ROOT = Path(__file__).parents[1]
 RESULTS, PUBLISHED, README = ROOT / "results", ROOT / "docs" / "results", ROOT / "README.md"
 FIGURES = ("movielens.png", "mlp-depth.png")
@@ -33,15 +35,15 @@ def with_claims(page, published):
 
 def main():
     """Copy figures and claims, and rewrite the README's table."""
-    import torch
-
     claims = json.loads((RESULTS / "claims.json").read_text())
+    if claims["code"] != fingerprint()[:12]:
+        raise SystemExit("results/ is of another version of the code: make reproduce")
     if claims["quick"] or any(claim["verdict"] == "not run" for claim in claims["claims"]):
         raise SystemExit("results/ is not of a full run: make reproduce")
     if subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True).stdout:
         raise SystemExit("src/ has changes that are not committed: the results would have no commit")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    published = {"commit": commit.strip(), "torch": torch.__version__, **claims}
+    published = {"commit": commit.strip(), **claims}
     PUBLISHED.mkdir(exist_ok=True)
     for figure in FIGURES:
         shutil.copy(RESULTS / "figures" / figure, PUBLISHED / figure)

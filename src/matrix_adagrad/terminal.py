@@ -54,7 +54,7 @@ class Watch(Progress):
         if self.bar is None or self.bar.disable:
             self.say(f"{time.strftime('%H:%M:%S')}  {len(missing)} cells to run, {len(found)} are there already")
             return
-        self.bar.total = (self.bar.total or 0) + sum(cell.cost for cell in missing)
+        self.bar.total += sum(cell.cost for cell in missing)
         self._show()
 
     def done(self, result: Any) -> None:
@@ -63,7 +63,7 @@ class Watch(Progress):
             rmse = min(curve[-1] for curve in result.validation)
             self.best = min(self.best, (result.config.geometry, rmse), key=lambda one: one[1])
         if self.bar is not None and not self.bar.disable:
-            self.bar.update(result.config.cost)
+            self.bar.n += result.config.cost
             self._show()
 
     def _show(self) -> None:
@@ -82,5 +82,5 @@ def _bar() -> Any:
         from tqdm import tqdm
     except ImportError:
         return None
-    shape = "{percentage:3.0f}% {bar} {remaining} left, {postfix}"
-    return tqdm(total=0, bar_format=shape, leave=False, disable=None, dynamic_ncols=True, smoothing=0)
+    shape = "{percentage:3.0f}% |{bar}| {remaining} left{postfix}"
+    return tqdm(total=0, bar_format=shape, leave=False, disable=None, dynamic_ncols=True, smoothing=0, delay=1e-3)

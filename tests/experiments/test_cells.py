@@ -63,7 +63,7 @@ def test_a_damaged_file_is_as_good_as_none(damage, tmp_path):
     file.write_text(changed)
     assert store.load(cell) is None
     with Pool(store, 1) as pool:
-        assert pool.evaluate([cell])[cell] == store.load(cell)
+        assert pool.run([cell])[cell] == store.load(cell)
 
 
 @pytest.mark.parametrize("what", ["version", "torch", "code", "kernels"])
@@ -76,7 +76,7 @@ def test_results_of_another_version_are_not_found(what, tmp_path, monkeypatch):
     elif what == "torch":
         monkeypatch.setattr(torch, "__version__", "another")
     elif what == "kernels":
-        monkeypatch.setattr(cells.native, "missing", lambda: "no compiler")
+        monkeypatch.setattr(cells.native, "LIBRARY", None)
     else:
         read = Path.read_text
         monkeypatch.setattr(Path, "read_text", lambda file: read(file) + "#" * (file.name == "geometry.py"))
@@ -100,16 +100,12 @@ def test_a_change_of_one_experiment_leaves_the_others_alone(monkeypatch):
     assert {name for name in before if before[name] != after[name]} == {"", "mlp"}
 
 
-def test_a_pool_finds_what_is_there_and_runs_the_rest(tmp_path, monkeypatch):
-    ran, seen = [], []
-    run = cells.run
-    monkeypatch.setattr(cells, "run", lambda cell, **how: ran.append(cell) or run(cell, **how))
-    with Pool(Store(tmp_path), 1, seen.append) as pool:
-        first = pool.evaluate(SMALL[:2])
-        both = pool.evaluate(SMALL[:3])
-    assert len(ran) == 3
-    assert [both[cell] for cell in SMALL[:2]] == [first[cell] for cell in SMALL[:2]]
-    assert [result.config for result in seen] == [SMALL[1], SMALL[0], *SMALL[:3]]  # the longest first
+def test_a_pool_runs_the_longest_cells_first_and_keeps_each_result(tmp_path):
+    seen, store = [], Store(tmp_path)
+    with Pool(store, 1, seen.append) as pool:
+        results = pool.run(SMALL[:3])
+    assert [result.config for result in seen] == sorted(SMALL[:3], key=lambda cell: -cell.cost)
+    assert results == {cell: store.load(cell) for cell in SMALL[:3]}
 
 
 @pytest.mark.separate_process
@@ -117,7 +113,7 @@ def test_several_workers_give_the_same_bytes_as_one(tmp_path):
     configs = [motivating.Config(m, 2, 2) for m in (2, 3, 4)] + [mlp.Config(depth=3, steps=4, seeds=(0, 1))]
     for workers in (1, 2):
         with Pool(Store(tmp_path / str(workers)), workers) as pool:
-            pool.evaluate(configs)
+            pool.run(configs)
     one, two = ({file.name: file.read_bytes() for file in (tmp_path / w).iterdir()} for w in "12")
     assert one == two
 
@@ -127,9 +123,9 @@ def test_an_error_of_a_cell_is_told_and_the_others_are_kept(tmp_path):
     good, bad = motivating.Config(2, 2, 2), motivating.Config(2, 2, 2, "diagonal")
     store = Store(tmp_path)
     with Pool(store, 2) as pool:
-        pool.evaluate([good])
+        pool.run([good])
         with pytest.raises(ValueError, match="diagonal"):
-            pool.evaluate([bad])
+            pool.run([bad])
     assert store.load(good) is not None
 
 
@@ -147,7 +143,7 @@ def test_workers_do_not_outlive_a_run_that_ends_early(signal_, tmp_path):
             import signal
             signal.signal(signal.SIGINT, signal.default_int_handler)
             with Pool(Store(Path(sys.argv[1])), 2, lambda _: print("one is done", flush=True)) as pool:
-                pool.evaluate([mlp.Config(depth=2, steps=steps) for steps in (2, 10**9)])
+                pool.run([mlp.Config(depth=2, steps=steps) for steps in (2, 10**9)])
     """)
     file = tmp_path / "program.py"
     file.write_text(program)

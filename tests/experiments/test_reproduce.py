@@ -16,6 +16,7 @@ import pytest
 from matrix_adagrad import cli, terminal
 from matrix_adagrad.cli import main
 from matrix_adagrad.experiments import cells, claims, factorisation, mlp, plan, reproduce
+from matrix_adagrad.experiments.files import write
 from matrix_adagrad.experiments.plan import DEFAULT, FULL, QUICK, Size
 from tests.experiments import fakes
 from tests.experiments.test_plan import played
@@ -28,7 +29,6 @@ def _tiny(monkeypatch):
     """A reproduction that takes seconds, on ratings that are drawn."""
     drawn = fakes.ratings()
     monkeypatch.setattr(plan, "QUICK", TINY)
-    monkeypatch.setattr(plan, "LRS", (0.01,))
     monkeypatch.setattr(mlp, "SETTINGS", {"A": replace(mlp.SETTINGS["A"], steps=20)})
     monkeypatch.setattr(factorisation, "_ratings", lambda _: drawn)
     monkeypatch.setattr(reproduce, "movielens", lambda _: drawn)
@@ -61,6 +61,31 @@ def test_a_run_leaves_claims_figures_data_and_a_page_and_a_second_one_the_same(t
     assert run(tmp_path, "--fresh") == 0
     assert ", 0 are there already" in capsys.readouterr().out
     assert results(tmp_path) == first
+
+
+@pytest.mark.usefixtures("tiny")
+def test_files_of_others_are_left_alone(tmp_path):
+    others = [tmp_path / name for name in ("data/u.data", "figures/thesis.png", "cells/mine.json", "cells/a-b.json")]
+    for file in others:
+        write(file, "mine")
+    assert run(tmp_path, "--fresh", what="examples") == 0
+    assert run(tmp_path, "--fresh", what="examples") == 0
+    assert {file.read_text() for file in others} == {"mine"}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_half_of_another_experiment_is_left_out_of_the_report(tmp_path, capsys):
+    assert run(tmp_path) == 0
+    for file in list(tmp_path.glob("cells/mlp-*.json"))[1:]:
+        file.unlink()
+    for file in list(tmp_path.glob("cells/factorisation-*.json"))[:1]:
+        file.unlink()
+    capsys.readouterr()
+    assert run(tmp_path, "--json", what="examples") == 0
+    verdicts = {claim["id"]: claim["verdict"] for claim in json.loads(capsys.readouterr().out)["claims"]}
+    assert verdicts["storage"] == verdicts["rows-train-at-25"] == "not run"
+    page = (tmp_path / "report.html").read_text()
+    assert ["section-mlp" in page, "section-movielens" in page, "section-examples" in page] == [False, False, True]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -177,7 +202,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
 
     with start("whole") as process:
         assert process.wait(60) == 0
-    for kept in (2, 10):  # once so many cells are there
+    for kept in (1, 12):  # once so many cells are there
         with start("killed") as process:
             until = time.monotonic() + 60
             while len(list((tmp_path / "killed").glob("cells/*.json"))) < kept and time.monotonic() < until:
@@ -221,9 +246,6 @@ def test_a_watch_counts_cells_and_knows_the_best_rmse(monkeypatch):
 
     class Bar:
         disable, total, n = False, 0, 0
-
-        def update(self, by):
-            self.n += by
 
         def set_postfix_str(self, text):
             shown.append(text)

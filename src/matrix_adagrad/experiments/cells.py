@@ -10,9 +10,8 @@ import functools
 import hashlib
 import json
 import platform
-import shutil
+import re
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +27,7 @@ from matrix_adagrad.version import __version__
 __all__ = ["Cell", "Store", "fingerprint", "run"]
 
 # What a cell's result cannot depend on; the experiments' own modules count for their own cells only.
-APART = ("cli.py", "__main__.py", "bench/", "experiments/")
+APART = ("cli.py", "terminal.py", "__main__.py", "bench/", "experiments/")
 SHARED = ("data", "regret")  # modules of the experiments that other ones use
 
 
@@ -73,8 +72,10 @@ class Store:
         write(self._file(result.config), json.dumps(kept) + "\n")
 
     def clear(self) -> None:
-        """Forget everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Forget everything, and leave alone what is somebody else's."""
+        for file in self.folder.glob("*-*.json"):
+            if re.fullmatch(r"[a-z]+-[0-9a-f]{32}\.json", file.name):
+                file.unlink()
 
     def _file(self, cell: Cell) -> Path:
         name = _module(cell).__name__.rpartition(".")[2]
@@ -87,19 +88,21 @@ def fingerprint(experiment: str = "") -> str:
     """A hash over all that results depend on: the code, torch, and what the processor can do.
 
     Args:
-        experiment: the module whose own code counts too; by default, all of them.
+        experiment: the module whose own code counts too; by default, all that experiments consist of.
     """
     root = Path(matrix_adagrad.__file__).parent
-    files = [file for file in _sources(root) if not file.relative_to(root).as_posix().startswith(APART)]
-    modules = [experiment, *SHARED] if experiment else sorted(file.stem for file in (root / "experiments").glob("*.py"))
-    files += [root / "experiments" / f"{module}.py" for module in modules]
-    machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), native.missing() or "native"]
+    counts = {f"experiments/{name}.py" for name in (experiment, *SHARED)}
+    files = [
+        file
+        for file in sorted(root.rglob("*.py"))
+        if not (name := file.relative_to(root).as_posix()).startswith(APART)
+        or (name.startswith("experiments/")
+        and (not experiment or name in counts))
+    ]
+    kernels = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest() if native.LIBRARY else native.missing()
+    machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), kernels]
     parts = [__version__, torch.__version__, *machine, *(file.read_text() for file in files)]
     return _hash(json.dumps(parts))
-
-
-def _sources(root: Path) -> Iterable[Path]:
-    return sorted(file for file in root.rglob("*") if file.suffix in (".py", ".c", ".h"))
 
 
 def _module(cell: Cell) -> ModuleType:

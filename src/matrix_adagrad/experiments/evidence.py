@@ -11,7 +11,7 @@ from typing import Any
 
 from matrix_adagrad.experiments import factorisation, identities, mlp, motivating, plan, theorems
 from matrix_adagrad.experiments.intervals import Interval, interval
-from matrix_adagrad.experiments.plan import ALTERNATIVES, DEFAULT, Known, Search, Size
+from matrix_adagrad.experiments.plan import Known, Search, Size
 
 __all__ = ["Evidence", "Factorised"]
 
@@ -42,17 +42,11 @@ class Evidence:
     known: Known
     size: Size
 
-    # ---------------------------------------------------------------------------------------------------- MovieLens
+    def has(self, experiment: str) -> bool:
+        """Whether all of it was run."""
+        return all(cell in self.known for cell in plan.needed(experiment, self.size, self.known))
 
-    @property
-    def settings(self) -> list[str]:
-        """The settings of the factorisation that were run to the end."""
-        return [
-            setting
-            for setting in ALTERNATIVES
-            if setting in self.size.settings
-            and all(cell in self.known for g in plan.GEOMETRIES for cell in self.search(setting, g).cells(self.known))
-        ]
+    # ---------------------------------------------------------------------------------------------------- MovieLens
 
     def search(self, setting: str, geometry: str) -> Search:
         """The search for a learning rate."""
@@ -75,11 +69,15 @@ class Evidence:
 
     def transposed(self, geometry: str) -> list[Factorised]:
         """For each fold, with embeddings as columns, at the learning rate of the mirror image."""
-        if DEFAULT not in self.settings:
-            return []
         cells = [cell for cell in plan.transposed(self.size, self.known) if cell.geometry == geometry]
-        results: list[factorisation.Result] = [self.known[cell] for cell in cells if cell in self.known]
+        results: list[factorisation.Result] = [self.known[cell] for cell in cells]
         return [Factorised(result.config.lrs[0], result.test[0], result.train[0]) for result in results]
+
+    def constant(self, setting: str) -> float:
+        """The test RMSE of the training ratings' mean, over folds."""
+        search = self.search(setting, "row")
+        first = search.cells(self.known)[: len(search.folds)]
+        return statistics.fmean(self.known[cell].constant for cell in first)
 
     # --------------------------------------------------------------------------------------------------------- MLPs
 
@@ -91,19 +89,26 @@ class Evidence:
         return self.known.get(mlp.Config(optimizer, depth, lr, setting, eps, seeds))
 
     @staticmethod
-    def gain(result: mlp.Result) -> Interval:
-        """1 - loss / loss of the best linear fit, over seeds: what training gave beyond a linear fit."""
-        return interval(1 - loss / linear for loss, linear in zip(result.losses, result.linear, strict=True))
+    def ratios(result: mlp.Result) -> list[float]:
+        """Loss / loss of the best linear fit, for each seed; one that went astray is as good as the best constant."""
+        rows = zip(result.losses, result.constant, result.linear, strict=True)
+        return [min(loss, constant) / linear for loss, constant, linear in rows]
 
-    @staticmethod
-    def excess(result: mlp.Result, other: mlp.Result) -> Interval:
+    def gain(self, result: mlp.Result) -> Interval:
+        """1 - loss / loss of the best linear fit, over seeds: what training gave beyond a linear fit."""
+        return interval(1 - ratio for ratio in self.ratios(result))
+
+    def excess(self, result: mlp.Result, other: mlp.Result) -> Interval:
         """By how much the loss is above another's, over that of the best linear fit, over seeds."""
-        rows = zip(result.losses, other.losses, result.linear, strict=True)
-        return interval((mine - yours) / linear for mine, yours, linear in rows)
+        pairs = zip(self.ratios(result), self.ratios(other), strict=True)
+        return interval(mine - yours for mine, yours in pairs)
 
     @staticmethod
     def fluctuations(result: mlp.Result) -> list[float]:
-        """For each seed: the mean change of log loss from point to point, up or down, in the last half of its curve."""
+        """For each seed: how much log loss goes up from point to point, on average over the last half of its curve.
+
+        Only what goes up counts: steady progress is not unstable.
+        """
         return [_fluctuation(curve[len(curve) // 2 :]) for curve in result.curves]
 
     # ----------------------------------------------------------------------------------------------------- examples
@@ -131,4 +136,4 @@ def _fluctuation(curve: Sequence[float]) -> float:
 
 def _steps(curve: Sequence[float]) -> Iterator[float]:
     for one, other in itertools.pairwise(curve):
-        yield abs(math.log(other / one)) if math.isfinite(one) and math.isfinite(other) else math.inf
+        yield max(0.0, math.log(other / one)) if math.isfinite(one) and math.isfinite(other) else math.inf

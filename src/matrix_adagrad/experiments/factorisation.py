@@ -92,13 +92,15 @@ class Result:
     """For each learning rate: the RMSE on the test's ratings and on those that choose the learning rate, after each
     epoch, and on the training's at the end.
 
-    A run that went astray has RMSE inf. ``state`` is the optimizer's memory in bytes, for one model of the stack.
+    A run that went astray has RMSE inf. ``constant`` is the test RMSE of the training ratings' mean, and ``state`` the
+    optimizer's memory in bytes, for one model of the stack.
     """
 
     config: Config
     test: tuple[tuple[float, ...], ...]
     validation: tuple[tuple[float, ...], ...]
     train: tuple[float, ...]
+    constant: float
     state: int
 
 
@@ -125,6 +127,7 @@ def run(config: Config, path: Path | None = None) -> Result:
         test=of_test,
         validation=of_validation,
         train=_rmse(users, items, train),
+        constant=(test.values - train.values.mean()).square().mean().sqrt().item(),
         state=sum(optimizer.state[side.table]["sum"].nbytes for side in (users, items)) // len(config.lrs),
     )
 
@@ -167,12 +170,12 @@ class _Side:
         return factors * (decay if self.share is None else decay * self.share[which, None, None])
 
     def set_gradient(self, which: Tensor, gradient: Tensor) -> None:
-        if self.is_row and len(self.models) > 1:
-            which = (which[:, None] * len(self.models) + self.models).flatten()
+        if self.is_row and self.models.shape[0] > 1:
+            which = (which[:, None] * self.models.shape[0] + self.models).flatten()
         if self.transposed:  # the gradient of columns is dense
             self.table.grad = torch.zeros_like(self.table.T).index_add_(0, which, gradient.flatten(1)).T
         else:
-            values = gradient.view(len(which), -1)
+            values = gradient.view(which.shape[0], -1)
             self.table.grad = torch.sparse_coo_tensor(which[None], values, self.table.shape, check_invariants=False)
 
 

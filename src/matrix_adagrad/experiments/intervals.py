@@ -26,9 +26,19 @@ class Interval:
     count: int
 
     def __str__(self) -> str:
-        digits = max(3, 2 - math.floor(math.log10(abs(self.mean)))) if self.mean and math.isfinite(self.mean) else 3
-        digits = min(digits, 5)
-        return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+        largest = max(abs(self.low), abs(self.high))
+        digits = 3 if not largest or not math.isfinite(largest) else max(0, 2 - math.floor(math.log10(largest)))
+        mean, low, high = (f"{value:+.{digits}f}" if digits < 7 else f"{value:+.2g}" for value in self._ends)
+        return f"{mean} [{low}, {high}]"
+
+    @property
+    def _ends(self) -> tuple[float, float, float]:
+        return self.mean, self.low, self.high
+
+    @property
+    def is_positive(self) -> bool | None:
+        """Whether the mean is above 0; ``None`` if the interval does not say."""
+        return True if self.low > 0 else False if self.high <= 0 else None
 
 
 def interval(differences: Iterable[float]) -> Interval:

@@ -155,22 +155,24 @@ def transposed(size: Size, known: Known) -> list[factorisation.Config]:
 LRS = (0.01, 0.001)
 EPS = (1e-8, 1e-16)
 ALWAYS = ("Adam", "Adam, lr/√width", "Row-wise Momentum", "Row-wise, mean")  # the claim, and what it might really be
-DEEP = 15  # from here on, columns and biases are looked at too
+WHOLE = "Row-wise, whole biases"  # weights and biases move by what Adam moves them at lr/√width
 
 
 def networks(size: Size, _: Known) -> list[Cell]:
     """Stacked MLPs in both settings."""
     cells: list[Cell] = []
     for lr, depth in itertools.product(LRS, size.depths):
-        names = [*ALWAYS, "Row-wise, whole biases"]
-        if depth in size.b_depths:
-            names += ["Row-wise, mean, whole biases"] + ["Column-wise Momentum"] * (depth >= DEEP)
+        names = [*ALWAYS, WHOLE, "Row-wise, mean, whole biases", *["Column-wise Momentum"] * (depth in (15, 25))]
         seeds = tuple(range(size.seeds))
         cells += [
-            mlp.Config(name, depth, lr, "A", seeds=seeds) for name in names if not size.is_quick or name in ALWAYS
+            mlp.Config(name, depth, lr, "A", seeds=seeds)
+            for name in names
+            if not size.is_quick or name in (*ALWAYS, WHOLE)
         ]
     for lr, eps, depth in itertools.product(LRS, EPS, size.b_depths if size.b_seeds else ()):
-        names = [*ALWAYS] + ["Row-wise, whole biases"] * ((lr, eps) == (LRS[0], EPS[0]))
+        names = [*ALWAYS, *[WHOLE] * (lr == LRS[0]), *["Column-wise Momentum"] * (lr == LRS[0] and depth == 25)]
+        if depth == 22:  # what the paper says of it
+            names = ["Adam", "Row-wise Momentum"] * (lr == LRS[0])
         cells += [mlp.Config(name, depth, lr, "B", eps, tuple(range(size.b_seeds))) for name in names]
     return cells
 
@@ -185,6 +187,7 @@ def examples(size: Size, _: Known) -> list[Cell]:
             for m, n, K in size.games
             for start in starts
         ),
+        *(motivating.Config(*shape, 10, active) for active, shape in (("row", (6, 1)), ("column", (1, 6)))),
         *(
             theorems.Config(game, learner, delta, rounds=size.rounds)
             for game in regret.GAMES
@@ -208,6 +211,7 @@ def needed(what: str, size: Size, known: Known) -> list[Cell]:
     return [cell for cells in wanted for cell in cells(size, known)]
 
 
-GAMES = ((16, 9, 10), (9, 16, 10), (7, 11, 3), (25, 4, 100), (8, 8, 1), (8, 8, 300), (9, 9, 300))
-FULL = Size(5, 3, 8, tuple(ALTERNATIVES), 10, 4, (5, 10, 15, 22, 25), (5, 15, 25), GAMES, 500)
-QUICK = Size(2, 0, 4, (DEFAULT,), 3, 0, (15, 25), (), GAMES[:3], 100)
+SHORT = ((16, 9, 10), (9, 16, 10), (7, 11, 3))
+GAMES = (*SHORT, (12, 5, 3), (10, 10, 30), (11, 11, 30), (8, 8, 1), (25, 4, 100), (8, 8, 300), (9, 9, 300))
+FULL = Size(5, 3, 8, tuple(ALTERNATIVES), 10, 3, (5, 10, 15, 22, 25), (5, 15, 22, 25), GAMES, 500)
+QUICK = Size(2, 0, 4, (DEFAULT,), 3, 0, (15, 25), (), SHORT, 100)

@@ -22,13 +22,12 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """Workers that evaluate cells, for as long as it is open as a context.
+    """Workers that run cells, for as long as it is open as a context.
 
     Args:
-        store: where results are kept, and looked for.
+        store: where results are kept.
         workers: how many processes; 1 works in this one.
-        progress: called with the seconds of work that are done, or found, and those that are left to do by estimate,
-            and with the result.
+        progress: called with each result.
         how: passed on to the ``run`` of a module, if it is for that: ``{"factorisation": {"path": …}}``.
     """
 
@@ -52,30 +51,24 @@ class Pool:
                     process.kill()
             self._processes.shutdown(cancel_futures=True)
 
-    def evaluate(self, wanted: Iterable[Cell]) -> dict[Cell, Any]:
-        """The results, from the store or from the workers; the longest cells start first."""
+    def run(self, wanted: Iterable[Cell]) -> dict[Cell, Any]:
+        """Their results, each of which is kept as soon as it is there; the longest cells start first."""
         results = {}
-        for cell in wanted:
-            if (found := self.store.load(cell)) is not None:
-                results[cell] = found
-                self.progress(found)
-        missing = sorted((cell for cell in wanted if cell not in results), key=lambda cell: -cell.cost)
-        for result in self._computed(missing):
+        for result in self._computed(sorted(wanted, key=lambda cell: -cell.cost)):
             self.store.save(result)
             results[result.config] = result
             self.progress(result)
         return results
 
-    def _computed(self, missing: list[Cell]) -> Iterable[Any]:
-        tasks = [functools.partial(_alone, cell, self._how(cell)) for cell in missing]
+    def _computed(self, cells: list[Cell]) -> Iterable[Any]:
+        tasks = [functools.partial(_alone, cell, self._how(cell)) for cell in cells]
         if self.workers == 1:
             yield from (task() for task in tasks)
             return
-        if tasks and self._processes is None:
+        if self._processes is None:
             spawn = multiprocessing.get_context("spawn")
             self._processes = ProcessPoolExecutor(self.workers, spawn, initializer=_serve, initargs=(os.getpid(),))
-        assert self._processes is not None or not tasks
-        left: set[Future[Any]] = {self._processes.submit(task) for task in tasks} if self._processes else set()
+        left: set[Future[Any]] = {self._processes.submit(task) for task in tasks}
         while left:
             done, left = wait(left, return_when=FIRST_COMPLETED)
             for future in done:

@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from matrix_adagrad.experiments import plan
-from matrix_adagrad.experiments.cells import Cell, Store
+from matrix_adagrad.experiments.cells import Cell, Store, fingerprint
 from matrix_adagrad.experiments.claims import Verdict
 from matrix_adagrad.experiments.data import movielens
 from matrix_adagrad.experiments.evidence import Evidence
@@ -21,6 +23,7 @@ from matrix_adagrad.experiments.plan import Size
 from matrix_adagrad.experiments.pool import Pool
 from matrix_adagrad.experiments.report.contents import document
 from matrix_adagrad.experiments.report.tables import csv_text, finite
+from matrix_adagrad.version import __version__
 
 __all__ = ["Progress", "evidence", "missing_extras", "save", "table"]
 
@@ -48,14 +51,14 @@ def evidence(
     """
     progress = progress or Progress()
     if what in ("all", "movielens"):
-        movielens(data)  # before anything runs; from here on it is in the cache
+        movielens(data)  # what cannot be had is said before anything runs; workers find it in the cache
     known: dict[Cell, Any] = {}
     with Pool(store, workers, progress.done, {"factorisation": {"path": data}}) as pool:
         while wanted := [cell for cell in plan.needed(what, size, known) if cell not in known]:
             found = _kept(store, wanted)
             missing = [cell for cell in wanted if cell not in found]
             progress.plan(list(found), missing)
-            known |= found | pool.evaluate(missing)
+            known |= found | pool.run(missing)
     while found := _kept(store, [cell for cell in plan.needed("all", size, known) if cell not in known]):
         known |= found
     return Evidence(known, size)
@@ -75,15 +78,19 @@ def missing_extras() -> list[str]:
 
 def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None:
     """Write claims.json and, unless packages are missing, figures, their data, and the report, which is returned."""
-    claims = {"quick": known.size.is_quick, "claims": [verdict.to_dict() for verdict in verdicts]}
+    made = {
+        "version": __version__,
+        "code": fingerprint()[:12],
+        "torch": torch.__version__,
+        "quick": known.size.is_quick,
+    }
+    claims = {**made, "claims": [verdict.to_dict() for verdict in verdicts]}
     write(out / "claims.json", json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
     if missing_extras():
         return None
     from matrix_adagrad.experiments.report import page, pictures
 
     content = document(known, verdicts)
-    for folder in ("figures", "data"):
-        shutil.rmtree(out / folder, ignore_errors=True)
     for section in content.sections:
         for part in section.parts:
             write(out / "data" / f"{part.name}.csv", csv_text(part))

@@ -157,7 +157,7 @@ class MatrixOptimizer(StatefulOptimizer):
                 self._check_fits(self._name(group, i), param, group)
                 self._check_start(self._name(group, i), param, group)
             if is_sparse:
-                self._check_sparse(self._name(group, i), param, group)
+                self._check_sparse(i, param, group)
             state = self._state_of(param, group)
             if state[self.STATISTIC].shape != _statistic_shape(group["geometry"], param.shape):
                 shape, geometry = tuple(state[self.STATISTIC].shape), group["geometry"]
@@ -172,18 +172,20 @@ class MatrixOptimizer(StatefulOptimizer):
             if self.AVERAGE is not None:
                 averages.append(state[self.AVERAGE])
 
-    def _check_sparse(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+    def _check_sparse(self, i: int, param: Tensor, group: dict[str, Any]) -> None:
         grad, domain, differentiable = param.grad, group["domain"], self.defaults["differentiable"]
         assert grad is not None
         if grad.sparse_dim() != 1 or differentiable:
             reason = "differentiable=True" if differentiable else f"{grad.sparse_dim()} sparse dimensions"
+            name = self._name(group, i)
             raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
-        if grad.device.type == "cpu" and grad._nnz():
-            low, high = (int(row) for row in grad._indices().aminmax())
-            if low < 0 or high >= param.shape[0]:
-                raise IndexError(f"{name} has {len(param)} rows, and its sparse gradient has rows {low} to {high}")
+        if grad.is_cpu and grad._nnz():
+            low, high = grad._indices().aminmax()
+            if low.item() < 0 or high.item() >= param.shape[0]:
+                name, rows = self._name(group, i), param.shape[0]
+                raise IndexError(f"{name} has {rows} rows, and its sparse gradient has rows {low} to {high}")
         if domain is not None and not domain.is_separable_by_rows(param.shape):
-            _say_that_all_rows_are_projected(name, domain)
+            _say_that_all_rows_are_projected(self._name(group, i), domain)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr = group["lr"]

@@ -15,6 +15,7 @@ from matrix_adagrad.experiments.report.document import Axis, Figure, Line, Panel
 __all__ = ["NAMES", "section"]
 
 NAMES = {"row": "Row-AdaGrad", "entry": "AdaGrad", "column": "Column-AdaGrad"}
+MEAN = "mean of the ratings"
 SPACINGS = (1, 2, 4, 8)  # steps of the grid
 
 
@@ -26,10 +27,9 @@ def section(evidence: Evidence) -> Section:
         "Matrix factorisation of MovieLens 100K (§5.1, Fig. 1)",
         (
             f"100,000 ratings as a product of two tables of 20 factors, λ = 0.02, 30 epochs. Each of {len(folds)} "
-            "folds "
-            "is the test of one run; of the other ratings, one in ten is kept out of training and chooses the learning "
-            "rate, on a grid that grows until the best one lies inside of it. No rating chooses and tests. Everybody "
-            "has the same folds, batches and starts.",
+            "folds is the test of one run; of the other ratings, one in ten is kept out of training and chooses "
+            "the learning rate, on a grid that grows until the best one lies inside of it. No rating chooses and "
+            "tests. Everybody has the same folds, batches and starts.",
             "The default setting: batches of 1024, the sum of squared errors over the batch, λ once for each rating, "
             "tables drawn from N(0, 0.1²), no biases, ratings as they are. The paper leaves all of that open, so the "
             "alternatives are run too.",
@@ -85,7 +85,7 @@ def _learning_rates(evidence: Evidence) -> Figure:
 
 
 def _alternatives(evidence: Evidence) -> Iterator[Figure]:
-    settings = [setting for setting in evidence.settings if setting != DEFAULT]
+    settings = [setting for setting in evidence.size.settings if setting != DEFAULT]
     if not settings:
         return
     far = Axis("test RMSE", floor=0.9, ceiling=1.3)
@@ -117,7 +117,8 @@ def _curve_panel(evidence: Evidence, setting: str) -> Panel:
     for geometry in GEOMETRIES:
         curves = list(zip(*[run.test for run in evidence.factorised(setting, geometry)], strict=True))
         lines.append(_line(NAMES[geometry], range(1, len(curves) + 1), curves))
-    return Panel(_title(setting), tuple(lines))
+    mean = Line(MEAN, (1.0, float(len(curves))), (evidence.constant(setting),) * 2, reference=True)
+    return Panel(_title(setting), (*lines, mean))
 
 
 def _rate_panel(evidence: Evidence, setting: str) -> Panel:
@@ -147,9 +148,10 @@ def _finite(value: float) -> float | None:
 
 def _sensitivity(evidence: Evidence) -> Table:
     rows = []
-    for setting in evidence.settings:
+    for setting in evidence.size.settings:
         runs = {geometry: evidence.factorised(setting, geometry) for geometry in GEOMETRIES}
         goal = 1.01 * min(statistics.fmean(run.final for run in some) for some in runs.values())
+        rows.append((_title(setting), MEAN, f"{evidence.constant(setting):.4f}", *[None] * 6))
         for geometry, some in runs.items():
             by = "" if geometry == "row" else str(evidence.advantage(setting, "row", geometry))
             by_epoch = evidence.factorised(setting, geometry, by_best_epoch=True)
@@ -170,9 +172,9 @@ def _sensitivity(evidence: Evidence) -> Table:
         "movielens-settings",
         "Every setting",
         "Test RMSE, means over folds: after the last epoch; at the best epoch; at the best epoch with the learning "
-        "rate "
-        "chosen for that. Epochs until RMSE is within 1 % of the lowest final one of the three. The last column is "
-        "the paired difference to Row-AdaGrad with its 95 % interval: positive where Row-AdaGrad is better.",
+        "rate chosen for that. Epochs until RMSE is within 1 % of the lowest final one of the three. The last "
+        "column is the paired difference to Row-AdaGrad with its 95 % interval: positive where Row-AdaGrad is "
+        "better.",
         (
             "setting",
             "optimizer",

@@ -33,10 +33,9 @@ def section(evidence: Evidence) -> Section:
             "than the best linear fit of the same seed's data.",
             "Setting A: tanh, Xavier normal weights, batches of 64, 100 epochs, eps 1e-8. Setting B: ReLU, PyTorch's "
             "default initialisation, 1200 steps on all samples, eps 1e-8 and 1e-16. All optimizers have the same eps.",
-            "Two controls stand next to the claim. The sum of squares over a row of 20 divides the step by about √20, "
-            "so "
-            "Adam is run with lr/√width, and row-wise scaling with the mean of squares, which has Adam's size of step. "
-            "And biases, which are vectors, are scaled entry by entry and as a whole.",
+            "Two controls stand next to the claim. The sum of squares over a row of 20 divides the step by about "
+            "√20, so Adam is run with lr/√width, and row-wise scaling with the mean of squares, which has Adam's "
+            "size of step. And biases, which are vectors, are scaled entry by entry and as a whole.",
         ),
         (*figures, _table(evidence)),
     )
@@ -57,10 +56,10 @@ def _curves(evidence: Evidence, setting: str, eps: float, lrs: tuple[float, ...]
     for lr in lrs:
         for depth in _depths_of(evidence, setting):
             lines = [_curve(name, result) for name, result in _found(evidence, setting, eps, depth, lr)]
-            points = lines[0].x if lines else (0.0, 100.0)
-            reference = Line(LINEAR, (points[0], points[-1]), (1.0, 1.0), reference=True)
-            title = f"{depth} layers" + (f", lr {lr}" if len(lrs) > 1 else "")
-            panels.append(Panel(title, (*lines, reference)))
+            if lines:
+                reference = Line(LINEAR, (lines[0].x[0], lines[0].x[-1]), (1.0, 1.0), reference=True)
+                title = f"{depth} layers" + (f", lr {lr}" if len(lrs) > 1 else "")
+                panels.append(Panel(title, (*lines, reference)))
     name = f"mlp-{setting.lower()}-" + (f"{lrs[0]}" if len(lrs) == 1 else f"eps-{eps:g}")
     which = f"setting {setting}, " + (f"lr {lrs[0]}" if len(lrs) == 1 else f"eps {eps:g}")
     seeds = evidence.size.seeds if setting == "A" else evidence.size.b_seeds
@@ -68,14 +67,13 @@ def _curves(evidence: Evidence, setting: str, eps: float, lrs: tuple[float, ...]
         name,
         f"Training loss in {which}",
         f"Curves of training loss over that of the best linear fit, for each optimizer and depth, in {which}. Where "
-        "they "
-        "stay at 1 or above, the network learned nothing beyond a linear fit; the table below has the figures.",
+        "they stay at 1 or above, the network learned nothing beyond a linear fit; the table below has the figures.",
         f"{seeds} seeds. {BAND} The loss is that of the batches.",
         Axis("percent of the run"),
         Axis(FIT, floor=0.2, ceiling=1.3),
         tuple(panels),
         "layers",
-        len(panels) - 1 if len(lrs) == 1 else len(panels) // len(lrs) - 1,
+        max(number for number, panel in enumerate(panels) if f"{lrs[0]}" in panel.title or len(lrs) == 1),
     )
 
 
@@ -105,7 +103,7 @@ def _depths(evidence: Evidence) -> Figure:
             lines: dict[str, list[tuple[int, tuple[float | None, ...]]]] = {}
             for depth in _depths_of(evidence, setting):
                 for name, result in _found(evidence, setting, eps, depth, lr):
-                    ratios = [loss / fit for loss, fit in zip(result.losses, result.linear, strict=True)]
+                    ratios = evidence.ratios(result)
                     lines.setdefault(name, []).append((depth, _quartiles(tuple(ratios))))
             drawn = [_through(name, points) for name, points in lines.items() if len(points) > 1]
             if drawn:
@@ -114,7 +112,7 @@ def _depths(evidence: Evidence) -> Figure:
                 which = f"setting {setting}, lr {lr}" + (f", eps {eps:g}" if setting == "B" else "")
                 panels.append(Panel(which, (*drawn, reference)))
     said = [
-        f"{name} {statistics.median(loss / fit for loss, fit in zip(r.losses, r.linear, strict=True)):.2f}"
+        f"{name} {statistics.median(evidence.ratios(r)):.2f}"
         for name, r in _found(evidence, "A", EPS[0], max(evidence.size.depths), LRS[0])
     ]
     return Figure(
@@ -141,25 +139,24 @@ def _table(evidence: Evidence) -> Table:
         for lr in LRS:
             for depth in _depths_of(evidence, setting):
                 for name, result in _found(evidence, setting, eps, depth, lr):
-                    ratios = [loss / fit for loss, fit in zip(result.losses, result.linear, strict=True)]
+                    ratios = evidence.ratios(result)
                     below = sum(ratio < 1 for ratio in ratios)
-                    movement = statistics.fmean(evidence.fluctuations(result))
+                    rise = statistics.fmean(evidence.fluctuations(result))
                     rows.append(
                         (
                             *(setting, f"{eps:g}", f"{lr}", depth, name),
                             f"{statistics.median(ratios):.3f}",
                             f"{below} of {len(ratios)}",
                             str(evidence.gain(result)),
-                            f"{movement:.4f}",
+                            f"{rise:.4f}",
                         )
                     )
     return Table(
         "mlp-all",
         "Every cell, with its controls",
         f"{FIT.capitalize()}, median over seeds; how many seeds end below the linear fit; the gain, 1 minus that "
-        "ratio, "
-        "with its 95 % interval over seeds; and how much the logarithm of the loss moves from one hundredth of the run "
-        "to the next, in the last half.",
-        ("setting", "eps", "lr", "layers", "optimizer", "loss / linear", "below it", "gain", "movement"),
+        "ratio, with its 95 % interval over seeds; and how much the logarithm of the loss goes up from one "
+        "hundredth of the run to the next, in the last half.",
+        ("setting", "eps", "lr", "layers", "optimizer", "loss / linear", "below it", "gain", "goes up"),
         tuple(rows),
     )

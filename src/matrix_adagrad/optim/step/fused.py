@@ -125,9 +125,9 @@ def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
     index = touched = 0
     if is_sparse:
-        (rows,), g = g._indices(), g._values()
+        rows, g = g._indices()[0], g._values()
         index, touched = rows.data_ptr(), rows.numel()
-        if max(len(x), touched) >= _MOST_ROWS or not rows.is_contiguous():
+        if max(x.shape[0], touched) >= _MOST_ROWS or not rows.is_contiguous():
             raise NotCoveredError("there are too many rows in its sparse gradient")
     strides, g_strides = x.stride(), g.stride()
     average_strides = average.stride() if batch.averages else strides
