@@ -31,7 +31,7 @@ def tally(verdicts: Sequence[Verdict]) -> str:
     counts = {
         "hold": texts.count("holds"),
         "hold only under some circumstances": only_if,
-        "do not hold here": texts.count("does not hold here"),
+        "do not hold here": sum(text.startswith("does not hold here") for text in texts),
         "were not run": texts.count("not run"),
     }
     return f"{len(texts)} claims: " + ", ".join(f"{count} {what}" for what, count in counts.items() if count)

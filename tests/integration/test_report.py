@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 
 import pytest
 
@@ -13,18 +12,6 @@ from tests.experiments.test_report import NASTY, document, figure, line, table
 pytestmark = pytest.mark.skipif("INTEGRATIONS" not in os.environ, reason="it starts a browser: make test-integrations")
 
 LONG = "a_very_long_name_without_any_place_to_break_it_" * 3
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-integrations")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no browser: none of chromium, chromium-browser and google-chrome is on the path")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -96,8 +96,7 @@ def fingerprint(experiment: str = "") -> str:
         file
         for file in sorted(root.rglob("*.py"))
         if not (name := file.relative_to(root).as_posix()).startswith(APART)
-        or (name.startswith("experiments/")
-        and (not experiment or name in counts))
+        or (name.startswith("experiments/") and (not experiment or name in counts))
     ]
     kernels = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest() if native.LIBRARY else native.missing()
     machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), kernels]

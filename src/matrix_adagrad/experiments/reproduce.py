@@ -27,6 +27,12 @@ from matrix_adagrad.version import __version__
 
 __all__ = ["Progress", "evidence", "missing_extras", "save", "table"]
 
+LOOKS = {  # by how a verdict starts: its short word, and its colour
+    "holds only if": ("only if", "yellow"),
+    "holds": ("holds", "green"),
+    "does not hold here": ("does not", "red"),
+    "not run": ("not run", "gray"),
+}
 EXTRAS = ("matplotlib", "numpy", "plotly")
 
 
@@ -116,13 +122,9 @@ def table(verdicts: Sequence[Verdict], paint: Callable[[str, str], str] = lambda
     width = width or min(120, max(60, shutil.get_terminal_size().columns))
     lines = []
     for verdict in verdicts:
-        word, colour = {
-            "holds": ("holds", "green"),
-            "does not hold here": ("does not", "red"),
-            "not run": ("not run", "gray"),
-        }.get(verdict.text, ("only if", "yellow"))
+        word, colour = next(look for start, look in LOOKS.items() if verdict.text.startswith(start))
         body = textwrap.wrap(f"{verdict.claim.place}. {verdict.claim.statement}", width - 10)
-        if word == "only if":
+        if ":" in verdict.text:
             body += textwrap.wrap(verdict.text, width - 12, initial_indent="→ ", subsequent_indent="  ")
         for figures in verdict.figures.splitlines():
             body += textwrap.wrap(figures, width - 10, initial_indent="  ", subsequent_indent="    ")

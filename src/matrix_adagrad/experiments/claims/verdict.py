@@ -58,13 +58,16 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """holds, holds only if …, does not hold here, or not run."""
+        """holds, holds only if …, does not hold here (or is not decided), or not run."""
         good = [check.circumstances for check in self.checks if check.holds]
         if not self.checks:
             return "not run"
         if len(good) == len(self.checks):
             return "holds"
-        return f"holds only if: {'; or '.join(good)}" if good else "does not hold here"
+        if good:
+            return f"holds only if: {'; or '.join(good)}"
+        is_open = all(check.holds is None for check in self.checks)
+        return "does not hold here" + ": not decided" * is_open
 
     @property
     def figures(self) -> str:
