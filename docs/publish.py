@@ -17,10 +17,10 @@ MARKS = ("<!-- the claims, by make publish -->", "<!-- end of the claims -->")
 
 def rendered(published):
     """The claims as a table, and what made them."""
-    rows = [
-        f"| {c['place']} | {c['statement']} | {c['verdict'].replace('holds', '**holds**', 1)} |"
-        for c in published["claims"]
-    ]
+    rows = []
+    for claim in published["claims"]:
+        verdict = re.sub(r"^(holds only if|holds|does not hold here)", r"**\1**", claim["verdict"])
+        rows.append(f"| {claim['place']} | {claim['statement']} | {verdict} |")
     made = f"From `make reproduce` at commit {published['commit']}, with torch {published['torch']}."
     return "\n".join([MARKS[0], made, "", "| place | the paper says | here it |", "|---|---|---|", *rows, MARKS[1]])
 
