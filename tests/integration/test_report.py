@@ -144,6 +144,7 @@ def test_the_numbers_are_a_table_of_the_panel_that_is_shown(show):
     chart = drawn(show(document()), "loss")
     chart.locator(".numbers summary").click()
     rows = chart.locator(".numbers tbody tr")
+    rows.first.wait_for()  # it is filled when it unfolds
     assert rows.count() == 20 + 20 + 2
     assert rows.nth(1).locator("td").all_text_contents() == ["row", "2", "0.5", "0.4", "0.65"]
 
