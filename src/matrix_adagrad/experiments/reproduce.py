@@ -97,10 +97,9 @@ def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None
     from matrix_adagrad.experiments.report import page, pictures
 
     content = document(known, verdicts)
-    for section in content.sections:
-        for part in section.parts:
-            write(out / "data" / f"{part.name}.csv", csv_text(part))
-            write(out / "data" / f"{part.name}.json", _json(part))
+    for part in (content.claims, *(part for section in content.sections for part in section.parts)):
+        write(out / "data" / f"{part.name}.csv", csv_text(part))
+        write(out / "data" / f"{part.name}.json", _json(part))
     pictures.draw_all(content, out / "figures")
     return write(out / "report.html", page.render(content))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from matrix_adagrad.experiments.files import write
 from matrix_adagrad.experiments.report import palette
 from matrix_adagrad.experiments.report.document import Axis, Document, Figure, Line, Panel
 from matrix_adagrad.experiments.report.palette import LIGHT, Style
@@ -58,15 +60,15 @@ def draw(figure: Figure, quick: bool, folder: Path, styles: Mapping[str, Style] 
         folder: where the files go; made if it is missing.
         styles: those of the whole document; without them the colours follow the order of this figure alone.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    png, svg = folder / f"{figure.name}.png", folder / f"{figure.name}.svg"
+    png, svg = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not the settings of whoever runs this
         matplotlib.rcParams.update(SETTINGS)
         canvas = _canvas(figure, quick, styles or palette.styles(palette.names(figure)))
-        canvas.savefig(png, dpi=DPI, metadata={"Software": None})
-        canvas.savefig(svg, metadata={"Date": None, "Creator": None})
-    return [png, svg]
+        canvas.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+        canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    made = (("png", png), ("svg", svg))
+    return [write(folder / f"{figure.name}.{ending}", picture.getvalue()) for ending, picture in made]
 
 
 def _canvas(figure: Figure, quick: bool, styles: Mapping[str, Style]) -> Any:
