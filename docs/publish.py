@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from matrix_adagrad.experiments.cells import fingerprint
+from matrix_adagrad.experiments.cells import code
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PUBLISHED, README = ROOT / "results", ROOT / "docs" / "results", ROOT / "README.md"
@@ -19,7 +19,7 @@ def rendered(published):
     """The claims as a table, and what made them."""
     rows = []
     for claim in published["claims"]:
-        verdict = re.sub(r"^(holds only if|holds|does not hold here)", r"**\1**", claim["verdict"])
+        verdict = re.sub(r"^(holds only if|holds|does not hold here|not decided)", r"**\1**", claim["verdict"])
         rows.append(f"| {claim['place']} | {claim['statement']} | {verdict} |")
     made = f"From `make reproduce` at commit {published['commit']}, with torch {published['torch']}."
     return "\n".join([MARKS[0], made, "", "| place | the paper says | here it |", "|---|---|---|", *rows, MARKS[1]])
@@ -36,7 +36,7 @@ def with_claims(page, published):
 def main():
     """Copy figures and claims, and rewrite the README's table."""
     claims = json.loads((RESULTS / "claims.json").read_text())
-    if claims["code"] != fingerprint()[:12]:
+    if claims["code"] != code()[:12]:
         raise SystemExit("results/ is of another version of the code: make reproduce")
     if claims["quick"] or any(claim["verdict"] == "not run" for claim in claims["claims"]):
         raise SystemExit("results/ is not of a full run: make reproduce")

@@ -41,12 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="experiments:\n"
         + _listed(EXPERIMENTS)
-        + "\n\nA run that was broken off goes on where it was, and a second one takes seconds."
+        + "\n\nA run consists of cells, single trainings and games, which are kept: one that was broken off"
+        "\ngoes on where it was, and a second one takes seconds."
         "\nMovieLens 100K is fetched if it is needed (see `matrix-adagrad data --help`).\n\nexamples:\n"
         "  matrix-adagrad reproduce                    everything, into results/\n"
         "  matrix-adagrad reproduce --quick            in a minute, into results/quick/\n"
         "  matrix-adagrad reproduce examples --json    the claims for a script\n"
-        "\nexit code: 0 if it ran, whatever the claims' verdicts; 1 if it could not; 130 after Ctrl-C",
+        "\nexit code: 0 if it ran, whatever the claims' verdicts; 1 if it could not; 2 if the arguments are wrong;\n"
+        "130 after Ctrl-C",
     )
     reproduce.add_argument("what", nargs="?", choices=EXPERIMENTS, default="all", metavar="EXPERIMENT", help="(all)")
     reproduce.add_argument("--quick", action="store_true", help="fewer seeds and a coarser grid: about a minute")
@@ -98,17 +100,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fetch.add_argument("--json", action="store_true", help="print what was found as JSON")
     options = parser.parse_args(arguments)
     try:
-        if options.command == "bench":
-            _bench(options.rounds, options.threads, options.out, options.quick)
-            return 0
-        if options.command == "regret":
-            return _regret(options)
-        if options.command == "data":
-            return _data(options.path, options.json)
-        return _reproduce(options)
+        code = _run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads has read enough; Python must not complain about it at the end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "bench":
+            return _bench(options.rounds, options.threads, options.out, options.quick)
+        case "regret":
+            return _regret(options)
+        case "data":
+            return _data(options.path, options.json)
+        case _:
+            return _reproduce(options)
 
 
 def _reproduce(options: argparse.Namespace) -> int:
@@ -116,11 +128,11 @@ def _reproduce(options: argparse.Namespace) -> int:
     out = options.out or Path("results", *["quick"] * options.quick)
     store = Store(out / "cells")
     say = functools.partial(print, file=sys.stderr if options.json else sys.stdout)
-    if options.fresh:
-        store.clear()
     watch = terminal.Watch(say)
     try:
-        write(out / "cells" / "README", "What runs of matrix-adagrad reproduce have finished. Can be deleted.\n")
+        _check_size(out, options.quick)
+        if options.fresh:
+            store.clear()
         known = reproduce.evidence(
             options.what, size, store, workers=options.workers, data=options.data, progress=watch
         )
@@ -128,11 +140,14 @@ def _reproduce(options: argparse.Namespace) -> int:
         report = reproduce.save(known, verdicts, out)
     except KeyboardInterrupt:
         watch.close()
-        print(f"\ninterrupted; the same command goes on from what is kept in {store.folder}", file=sys.stderr)
+        same = "the same command, without --fresh," if options.fresh else "the same command"
+        print(f"\ninterrupted; {same} goes on from what is kept in {store.folder}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         watch.close()
-        print(f"matrix-adagrad reproduce: {error}", file=sys.stderr)
+        print(f"matrix-adagrad reproduce: {_said(error, out)}", file=sys.stderr)
         return 1
     watch.close()
     if options.json:
@@ -149,7 +164,25 @@ def _reproduce(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench(rounds: int, threads: int, out: Path, quick: bool) -> None:
+def _check_size(out: Path, quick: bool) -> None:
+    """Seven minutes' results are not overwritten by those of one minute, nor the other way round."""
+    try:
+        there = json.loads((out / "claims.json").read_text())["quick"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if there is not quick:
+        kinds = ("a quick run", "a full run") if there else ("a full run", "a quick run")
+        raise ValueError(f"{out} has the results of {kinds[0]}, and this is {kinds[1]}: give another --out")
+
+
+def _said(error: Exception, out: Path) -> str:
+    """What went wrong with a file, without its number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}, while writing to {out}"
+
+
+def _bench(rounds: int, threads: int, out: Path, quick: bool) -> int:
     from matrix_adagrad.bench import report, run
 
     torch.set_num_threads(threads)
@@ -160,6 +193,7 @@ def _bench(rounds: int, threads: int, out: Path, quick: bool) -> None:
     result = run.run(max(2, rounds), quick=quick, show=report.print_case)
     report.print_bars(result.bars)
     print("\nwritten: " + ", ".join(map(str, report.save(result, out))))
+    return 0
 
 
 def _regret(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from matrix_adagrad.experiments.cells import Cell
 from matrix_adagrad.experiments.claims import Verdict
@@ -31,7 +31,8 @@ def tally(verdicts: Sequence[Verdict]) -> str:
     counts = {
         "hold": texts.count("holds"),
         "hold only under some circumstances": only_if,
-        "do not hold here": sum(text.startswith("does not hold here") for text in texts),
+        "do not hold here": texts.count("does not hold here"),
+        "are not decided": texts.count("not decided"),
         "were not run": texts.count("not run"),
     }
     return f"{len(texts)} claims: " + ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -40,19 +41,22 @@ def tally(verdicts: Sequence[Verdict]) -> str:
 class Watch(Progress):
     """A progress bar over the seconds of work, with the cells that are done, the time left, and the best RMSE so far.
 
-    Where there is no terminal, or no tqdm, a line says how many cells there are.
+    Where there is no terminal, or no tqdm, a line says how many cells there are, now and then.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.bar = say, _bar()
+        self.say, self.bar = say, cast(Any, None)
         self.total = self.finished = 0
         self.best = ("", float("inf"))
+        self.said = time.monotonic()
 
     def plan(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
         self.total += len(found) + len(missing)
         self.finished += len(found)
+        if missing and self.bar is None:
+            self.bar = _bar()
         if self.bar is None or self.bar.disable:
-            self.say(f"{time.strftime('%H:%M:%S')}  {len(missing)} cells to run, {len(found)} are there already")
+            self._say(f"{len(missing)} cells to run, {len(found)} are there already")
             return
         self.bar.total += sum(cell.cost for cell in missing)
         self._show()
@@ -65,10 +69,16 @@ class Watch(Progress):
         if self.bar is not None and not self.bar.disable:
             self.bar.n += result.config.cost
             self._show()
+        elif time.monotonic() - self.said > 30:
+            self._say(f"{self.finished} of {self.total} cells are done")
+
+    def _say(self, text: str) -> None:
+        self.said = time.monotonic()
+        self.say(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def _show(self) -> None:
         geometry, rmse = self.best
-        best = f", best validation RMSE {rmse:.4f} ({geometry})" if geometry else ""
+        best = f", MovieLens: best RMSE {rmse:.4f} ({geometry})" if geometry else ""
         self.bar.set_postfix_str(f"{self.finished} of {self.total} cells{best}")
 
     def close(self) -> None:
@@ -83,4 +93,4 @@ def _bar() -> Any:
     except ImportError:
         return None
     shape = "{percentage:3.0f}% |{bar}| {remaining} left{postfix}"
-    return tqdm(total=0, bar_format=shape, leave=False, disable=None, dynamic_ncols=True, smoothing=0, delay=1e-3)
+    return tqdm(total=0, bar_format=shape, leave=False, disable=None, dynamic_ncols=True, smoothing=0)

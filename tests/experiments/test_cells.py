@@ -90,14 +90,14 @@ def test_results_of_another_version_are_not_found(what, tmp_path, monkeypatch):
 def test_a_change_of_one_experiment_leaves_the_others_alone(monkeypatch):
     def fingerprints():
         cells.fingerprint.cache_clear()
-        return {name: cells.fingerprint(name) for name in ("", "mlp", "motivating", "theorems")}
+        return {name: cells.fingerprint(name) for name in ("mlp", "motivating", "theorems")} | {"all": cells.code()}
 
     before, read = fingerprints(), Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda file: read(file) + "#" * (file.name == "mlp.py"))
     after = fingerprints()
     monkeypatch.undo()
     cells.fingerprint.cache_clear()
-    assert {name for name in before if before[name] != after[name]} == {"", "mlp"}
+    assert {name for name in before if before[name] != after[name]} == {"mlp", "all"}
 
 
 def test_a_pool_runs_the_longest_cells_first_and_keeps_each_result(tmp_path):

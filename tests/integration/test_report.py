@@ -9,7 +9,8 @@ from matrix_adagrad.experiments.report import page
 from matrix_adagrad.experiments.report.document import Axis, Line, Panel
 from tests.experiments.test_report import NASTY, document, figure, line, table
 
-pytestmark = pytest.mark.skipif("INTEGRATIONS" not in os.environ, reason="it starts a browser: make test-integrations")
+if "INTEGRATIONS" not in os.environ:
+    pytest.skip("it starts a browser: make test-integrations", allow_module_level=True)
 
 LONG = "a_very_long_name_without_any_place_to_break_it_" * 3
 

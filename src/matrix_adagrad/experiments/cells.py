@@ -12,6 +12,7 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from matrix_adagrad import native
 from matrix_adagrad.experiments.files import write
 from matrix_adagrad.version import __version__
 
-__all__ = ["Cell", "Store", "fingerprint", "run"]
+__all__ = ["Cell", "Store", "code", "fingerprint", "run"]
 
 # What a cell's result cannot depend on; the experiments' own modules count for their own cells only.
 APART = ("cli.py", "terminal.py", "__main__.py", "bench/", "experiments/")
@@ -71,6 +72,10 @@ class Store:
         kept = {"config": asdict(result.config), "sha256": _hash(json.dumps(body)), "result": body}
         write(self._file(result.config), json.dumps(kept) + "\n")
 
+    def prepare(self) -> None:
+        """Make the folder, or fail before anything has run."""
+        write(self.folder / "README", "What runs of matrix-adagrad reproduce have finished. Can be deleted.\n")
+
     def clear(self) -> None:
         """Forget everything, and leave alone what is somebody else's."""
         for file in self.folder.glob("*-*.json"):
@@ -84,24 +89,24 @@ class Store:
 
 
 @functools.cache
-def fingerprint(experiment: str = "") -> str:
-    """A hash over all that results depend on: the code, torch, and what the processor can do.
-
-    Args:
-        experiment: the module whose own code counts too; by default, all that experiments consist of.
-    """
-    root = Path(matrix_adagrad.__file__).parent
-    counts = {f"experiments/{name}.py" for name in (experiment, *SHARED)}
-    files = [
-        file
-        for file in sorted(root.rglob("*.py"))
-        if not (name := file.relative_to(root).as_posix()).startswith(APART)
-        or (name.startswith("experiments/") and (not experiment or name in counts))
-    ]
+def fingerprint(experiment: str) -> str:
+    """A hash over all that the results of an experiment depend on: the code, torch, and what the processor can do."""
+    own = {f"experiments/{name}.py" for name in (experiment, *SHARED)}
     kernels = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest() if native.LIBRARY else native.missing()
     machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), kernels]
-    parts = [__version__, torch.__version__, *machine, *(file.read_text() for file in files)]
-    return _hash(json.dumps(parts))
+    sources = [text for name, text in _sources("*.py") if name in own or not name.startswith(APART)]
+    return _hash(json.dumps([__version__, torch.__version__, *machine, *sources]))
+
+
+def code() -> str:
+    """A hash over the package's sources, which is the same on all machines."""
+    return _hash(json.dumps([source for kind in ("*.py", "*.c", "*.h") for source in _sources(kind)]))
+
+
+def _sources(kind: str) -> Iterator[tuple[str, str]]:
+    root = Path(matrix_adagrad.__file__).parent
+    for file in sorted(root.rglob(kind)):
+        yield file.relative_to(root).as_posix(), file.read_text()
 
 
 def _module(cell: Cell) -> ModuleType:

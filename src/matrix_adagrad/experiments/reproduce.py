@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from matrix_adagrad.experiments import plan
-from matrix_adagrad.experiments.cells import Cell, Store, fingerprint
+from matrix_adagrad.experiments.cells import Cell, Store, code
 from matrix_adagrad.experiments.claims import Verdict
 from matrix_adagrad.experiments.data import movielens
 from matrix_adagrad.experiments.evidence import Evidence
@@ -31,6 +31,7 @@ LOOKS = {  # by how a verdict starts: its short word, and its colour
     "holds only if": ("only if", "yellow"),
     "holds": ("holds", "green"),
     "does not hold here": ("does not", "red"),
+    "not decided": ("undecided", "gray"),
     "not run": ("not run", "gray"),
 }
 EXTRAS = ("matplotlib", "numpy", "plotly")
@@ -58,6 +59,7 @@ def evidence(
     progress = progress or Progress()
     if what in ("all", "movielens"):
         movielens(data)  # what cannot be had is said before anything runs; workers find it in the cache
+    store.prepare()
     known: dict[Cell, Any] = {}
     with Pool(store, workers, progress.done, {"factorisation": {"path": data}}) as pool:
         while wanted := [cell for cell in plan.needed(what, size, known) if cell not in known]:
@@ -86,11 +88,11 @@ def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None
     """Write claims.json and, unless packages are missing, figures, their data, and the report, which is returned."""
     made = {
         "version": __version__,
-        "code": fingerprint()[:12],
+        "code": code()[:12],
         "torch": torch.__version__,
         "quick": known.size.is_quick,
     }
-    claims = {**made, "claims": [verdict.to_dict() for verdict in verdicts]}
+    claims = {**made, "claims": [verdict.to_dict(known.size.is_quick) for verdict in verdicts]}
     write(out / "claims.json", json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
     if missing_extras():
         return None
@@ -123,7 +125,7 @@ def table(verdicts: Sequence[Verdict], paint: Callable[[str, str], str] = lambda
     for verdict in verdicts:
         word, colour = next(look for start, look in LOOKS.items() if verdict.text.startswith(start))
         body = textwrap.wrap(f"{verdict.claim.place}. {verdict.claim.statement}", width - 10)
-        if ":" in verdict.text:
+        if word == "only if":
             body += textwrap.wrap(verdict.text, width - 12, initial_indent="→ ", subsequent_indent="  ")
         for figures in verdict.figures.splitlines():
             body += textwrap.wrap(figures, width - 10, initial_indent="  ", subsequent_indent="    ")

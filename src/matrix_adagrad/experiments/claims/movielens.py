@@ -33,7 +33,7 @@ def _row_beats_entry(least: float) -> Callable[[Evidence], Iterator[Check]]:
             row, entry = (evidence.factorised(setting, geometry) for geometry in ("row", "entry"))
             by = interval((e.final - r.final) / e.final - least for e, r in zip(entry, row, strict=True))
             ahead = evidence.advantage(setting, "row", "entry")
-            figures = f"RMSE lower by {ahead}, {100 * (by.mean + least):+.2f} %"
+            figures = f"AdaGrad's RMSE minus Row-AdaGrad's: {ahead}, {100 * (by.mean + least):+.2f} %"
             if _is_useless(evidence, setting, "row"):
                 figures += f"; but to say the mean each time, with {evidence.constant(setting):.3f}, is better still"
                 yield Check(_named(setting), False, figures)

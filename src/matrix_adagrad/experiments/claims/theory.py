@@ -21,7 +21,8 @@ def _inequalities(*names: str) -> Callable[[Evidence], Iterator[Check]]:
         found = [one for game in evidence.theorems() for one in game.checked if one.name in names]
         least = min((one.right - one.left) / max(abs(one.right), abs(one.left)) for one in found)
         broken = sum(not one.holds for one in found)
-        figures = f"{broken} of {len(found)} broken; the least slack is {least:.2g} of its sides"
+        slack = "the closest is equal to rounding" if abs(least) < ROUNDING else f"least slack {least:.1%} of the sides"
+        figures = f"{broken} of {len(found)} broken; {slack}"
         yield Check("", not broken, figures)
 
     return checks

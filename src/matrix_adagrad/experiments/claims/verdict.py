@@ -43,10 +43,9 @@ class Claim:
     experiment: str
     checks: Callable[[Evidence], Iterator[Check]]
 
-    @property
-    def command(self) -> str:
+    def command(self, quick: bool) -> str:
         """What reproduces it."""
-        return f"matrix-adagrad reproduce {self.experiment}"
+        return f"matrix-adagrad reproduce {self.experiment}" + " --quick" * quick
 
 
 @dataclass(frozen=True)
@@ -58,23 +57,23 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """holds, holds only if …, does not hold here (or is not decided), or not run."""
+        """holds, holds only if …, does not hold here, not decided (where no check was), or not run."""
         good = [check.circumstances for check in self.checks if check.holds]
         if not self.checks:
             return "not run"
         if len(good) == len(self.checks):
             return "holds"
+        is_open = not any(check.holds is False for check in self.checks)
         if good:
-            return f"holds only if: {'; or '.join(good)}"
-        is_open = all(check.holds is None for check in self.checks)
-        return "does not hold here" + ": not decided" * is_open
+            return f"holds only if: {'; or '.join(good)}" + " (otherwise not decided)" * is_open
+        return "not decided" if is_open else "does not hold here"
 
     @property
     def figures(self) -> str:
         """Of all circumstances, a line for each."""
         return "\n".join(map(str, self.checks))
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self, quick: bool) -> dict[str, object]:
         """For claims.json."""
         claim = self.claim
         return {
@@ -84,5 +83,5 @@ class Verdict:
             "rule": claim.rule,
             "figures": [{"if": c.circumstances, "holds": c.holds, "figures": c.figures} for c in self.checks],
             "verdict": self.text,
-            "command": claim.command,
+            "command": claim.command(quick),
         }

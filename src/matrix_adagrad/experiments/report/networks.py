@@ -120,7 +120,7 @@ def _depths(evidence: Evidence) -> Figure:
         "How well networks are trained, against their depth",
         "Final training loss over that of the best linear fit against the number of layers. At "
         f"{max(evidence.size.depths)} layers in setting A with lr 0.01 the medians are: {', '.join(said)}.",
-        f"All samples, after the last step. {BAND}",
+        f"All samples, after the last step; lower is better. {BAND}",
         Axis("layers"),
         Axis(FIT, floor=0.2, ceiling=1.2),
         tuple(panels),

@@ -142,14 +142,16 @@
     const edge = logs.y ? 10 ** ys[0] : null;
     const curves = shown.filter((line) => !line.reference), references = shown.filter((line) => line.reference);
     const { ink, paper, muted } = theme();
+    const narrow = matchMedia("(max-width: 40rem)").matches;
     const layout = {
-      xaxis: axisLayout(logs.x, xs, figure.x.label, small), yaxis: axisLayout(logs.y, ys, "", small),
+      xaxis: { ...axisLayout(logs.x, xs, figure.x.label, small), unifiedhovertitle: { text: `${plain(figure.x.label)} %{x}` } },
+      yaxis: axisLayout(logs.y, ys, "", small),
       // The name of the vertical axis stands above it, where it reads without turning one's head.
       title: { text: plain(figure.y.label), x: 0, xref: "container", xanchor: "left", y: 1, yref: "container", yanchor: "top",
         pad: { t: 2 }, font: { size: small ? 11.5 : 12.5, color: ink } },
       font: { family: getComputedStyle(document.body).fontFamily, size: small ? 11 : 12, color: muted },
       margin: { l: 36, r: 12, t: 28, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      showlegend: false, hovermode: curves.length > 12 ? "closest" : "x unified", dragmode: coarse.matches ? false : "zoom",
+      showlegend: false, hovermode: narrow || curves.length > 12 ? "closest" : "x unified", dragmode: coarse.matches ? false : "zoom",
       hoverlabel: { namelength: -1, bgcolor: paper, bordercolor: muted, font: { color: ink, size: 12 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
       // A zoom outlives a change of panel or curves, not that of a scale.

@@ -20,7 +20,12 @@ __all__ = ["render"]
 CLAIM = ("id", "place", "statement", "rule", "figures", "verdict", "command")
 # What a verdict begins with, the longer before the shorter, and the kind that gives it its icon and colour.
 VERDICTS = {"holds only if": "condition", "does not hold": "fails", "holds": "holds"}
-KINDS = {"holds": "hold", "condition": "hold only under a condition", "fails": "do not hold here", "other": "open"}
+KINDS = {
+    "holds": "hold",
+    "condition": "hold only under a condition",
+    "fails": "do not hold here",
+    "other": "not decided, or not run",
+}
 
 
 def render(document: Document) -> str:
