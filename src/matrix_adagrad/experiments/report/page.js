@@ -88,13 +88,16 @@
   }
 
   // References carry their names at their first or last point in sight, whichever is farther from the curves: the topmost
-  // above its line, the others below theirs.
+  // of several above its line, the others below theirs.
   function referenceTraces(lines, curves, xs, ys, logs, small) {
     const inside = (value, [low, high], log) => {
       const at = log ? Math.log10(value) : value;
       return value !== null && at >= low && at <= high;
     };
-    const distance = (level, at) => Math.min(...curves.map((curve) => Math.abs((curve.y.at(at) ?? Infinity) - level)));
+    // How far the nearest curve is above a level, at the first or the last point.
+    const nearest = (level, at) => curves.map((curve) => (curve.y.at(at) ?? Infinity) - level)
+      .reduce((best, gap) => (Math.abs(gap) < Math.abs(best) ? gap : best), Infinity);
+    const distance = (level, at) => Math.abs(nearest(level, at));
     const ends = lines.map((line) => {
       const seen = line.x.flatMap((x, i) => inside(x, xs, logs.x) && inside(line.y[i], ys, logs.y) ? [i] : []);
       if (!seen.length) return -1;
@@ -103,11 +106,16 @@
     });
     const top = lines.reduce((best, line, k) =>
       ends[k] >= 0 && (best < 0 || line.y[ends[k]] > lines[best].y[ends[best]]) ? k : best, -1);
+    // One name alone goes to the side where the nearest curve is not.
+    const isAbove = (line, k) => {
+      const gap = nearest(line.y[ends[k]], ends[k] > 0 ? -1 : 0);
+      return lines.length > 1 || Math.abs(gap) === Infinity ? k === top : gap < 0;
+    };
     return lines.map((line, k) => ({
       x: line.x, y: line.y, customdata: line.y.map(short), name: plain(line.name), type: "scatter", mode: "lines+text", cliponaxis: false,
       hovertemplate: "%{customdata}", line: { color: theme().muted, width: 1.1, dash: "4px,3px" },
       text: line.x.map((_, i) => (i === ends[k] ? plain(line.name) : "")),
-      textposition: `${k === top ? "top" : "bottom"} ${ends[k] > 0 ? "left" : "right"}`,
+      textposition: `${isAbove(line, k) ? "top" : "bottom"} ${ends[k] > 0 ? "left" : "right"}`,
       textfont: { color: theme().muted, size: small ? 10 : 11.5 },
     }));
   }

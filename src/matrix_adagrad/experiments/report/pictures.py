@@ -186,9 +186,9 @@ def _usable(axis: Axis, value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) or (axis.log and value <= 0) else value
 
 
-def _distance(curves: Sequence[Line], at: int, level: float) -> float:
-    """How far the curves' first, or last, points are from a level."""
-    return min((abs(_number(curve.y[at]) - level) for curve in curves if curve.y), default=math.inf)
+def _gap(curves: Sequence[Line], at: int, level: float) -> float:
+    """How far the nearest curve is above a level, at its first or last point."""
+    return min((_number(curve.y[at]) - level for curve in curves if curve.y), key=abs, default=math.inf)
 
 
 def _name_references(cell: Any, panel: Panel, figure: Figure) -> None:
@@ -200,10 +200,13 @@ def _name_references(cell: Any, panel: Panel, figure: Figure) -> None:
         x, y, *_ = _drawable(line, figure, bottom)
         seen = [(b, a) for a, b in zip(x, y, strict=True) if left <= a <= right and bottom <= b <= top]
         if seen:
-            start = _distance(curves, 0, seen[0][0]) > _distance(curves, -1, seen[-1][0])
-            ends.append((*seen[0 if start else -1], line.name, "left" if start else "right"))
-    for rank, (y_end, x_end, name, ha) in enumerate(sorted(ends, reverse=True)):
-        side = {"va": "top", "xytext": (0, -2)} if rank else {"va": "bottom", "xytext": (0, 2)}
+            gaps = _gap(curves, 0, seen[0][0]), _gap(curves, -1, seen[-1][0])
+            start = abs(gaps[0]) > abs(gaps[1])
+            is_below = 0 < (gaps[0] if start else gaps[1]) < math.inf
+            ends.append((*seen[0 if start else -1], line.name, "left" if start else "right", is_below))
+    for rank, (y_end, x_end, name, ha, is_below) in enumerate(sorted(ends, reverse=True)):
+        below = rank > 0 if len(ends) > 1 else is_below  # one name alone goes where the nearest curve is not
+        side = {"va": "top", "xytext": (0, -2)} if below else {"va": "bottom", "xytext": (0, 2)}
         note = cell.annotate(_plain(name), (x_end, y_end), textcoords="offset points", ha=ha, fontsize=8.5, **side)
         note.set(color=LIGHT.muted, in_layout=False)
 
