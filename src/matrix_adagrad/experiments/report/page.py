@@ -37,6 +37,7 @@ def render(document: Document) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["code"] = _code
     environment.filters["field"] = tables.field
+    environment.tests["unwieldy"] = lambda text: any(len(word) > 24 for word in str(text).split())
     template = environment.from_string(_file("template.html"))
     return template.render(
         document=document,
