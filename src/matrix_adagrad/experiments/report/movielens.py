@@ -11,6 +11,7 @@ from matrix_adagrad.experiments.evidence import Evidence, Factorised
 from matrix_adagrad.experiments.intervals import interval
 from matrix_adagrad.experiments.plan import DEFAULT, GEOMETRIES, GOOD, Curves
 from matrix_adagrad.experiments.report.document import Axis, Figure, Line, Panel, Section, Table
+from matrix_adagrad.experiments.report.tables import finite
 
 __all__ = ["NAMES", "section"]
 
@@ -137,14 +138,10 @@ def _line(name: str, x: Sequence[float] | range, columns: Sequence[Sequence[floa
     return Line(
         name,
         tuple(x),
-        tuple(_finite(statistics.fmean(column)) for column in columns),
-        tuple(_finite(min(column)) for column in columns),
-        tuple(_finite(max(column)) for column in columns),
+        tuple(finite(statistics.fmean(column)) for column in columns),
+        tuple(finite(min(column)) for column in columns),
+        tuple(finite(max(column)) for column in columns),
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _sensitivity(evidence: Evidence) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ from matrix_adagrad.experiments.evidence import Evidence
 from matrix_adagrad.experiments.mlp import OPTIMIZERS
 from matrix_adagrad.experiments.plan import EPS, LRS
 from matrix_adagrad.experiments.report.document import Axis, Figure, Line, Panel, Section, Table
+from matrix_adagrad.experiments.report.tables import finite
 
 __all__ = ["section"]
 
@@ -88,11 +88,7 @@ def _curve(name: str, result: mlp.Result) -> Line:
 
 def _quartiles(values: tuple[float, ...]) -> tuple[float | None, float | None, float | None]:
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return _finite(low), _finite(middle), _finite(high)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return finite(low), finite(middle), finite(high)
 
 
 def _depths(evidence: Evidence) -> Figure:
