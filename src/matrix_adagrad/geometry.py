@@ -122,6 +122,21 @@ class Geometry(ABC):
         """
         return sum_squares(self.view(x).to(wide_dtype(x.dtype)), self.dims(x.shape))
 
+    def parts(self, shape: Shape) -> list[list[int]]:
+        """The dimensions of `view` that each dimension of a tensor of this shape is split into.
+
+        >>> Blocks(rows=2).parts((4, 3))
+        [[0, 1], [2]]
+        """
+        cut = self.cut(shape)
+        left, parts = list(range(len(cut))), []
+        for d, size in enumerate(shape):
+            own = [left.pop(0)]
+            while left and len(cut) > len(shape) and (math.prod([cut[p] for p in own]) < size or d == len(shape) - 1):
+                own.append(left.pop(0))
+            parts.append(own)
+        return parts
+
     def spread(self, statistic: Tensor, shape: Shape) -> Tensor:
         """A statistic of a tensor of this shape, in a shape that broadcasts against the tensor itself, not only `view`.
 
@@ -132,14 +147,11 @@ class Geometry(ABC):
         cut = self.cut(shape)
         if len(cut) == len(shape):
             return statistic
-        sizes, parts = [], list(zip(cut, statistic.shape, strict=True))
         expanded: list[int] = []
-        for d, size in enumerate(shape):  # the parts that a dimension was split into
-            own = [parts.pop(0)]
-            while parts and (math.prod([part for part, _ in own]) < size or d == len(shape) - 1):
-                own.append(parts.pop(0))
-            varies = any(count > 1 for _, count in own)
-            expanded += [part if varies else 1 for part, _ in own]
+        sizes = []
+        for size, own in zip(shape, self.parts(shape), strict=True):
+            varies = any(statistic.shape[part] > 1 for part in own)
+            expanded += [cut[part] if varies else 1 for part in own]
             sizes.append(size if varies else 1)
         return statistic.expand(expanded).reshape(sizes)
 

@@ -132,14 +132,6 @@ def test_differentiable_is_for_the_whole_optimizer():
         RowAdaGrad([{"params": make_params(), "differentiable": True}])
 
 
-def test_a_sharded_parameter_is_refused_by_name():
-    class Sharded(torch.Tensor):
-        device_mesh = "a mesh"
-
-    with pytest.raises(TypeError, match="parameter 0 is sharded"):
-        RowAdaGrad([torch.ones(2, 2).as_subclass(Sharded)])
-
-
 @pytest.mark.parametrize("cls", [RowAdaGrad, ColumnMomentum])
 def test_a_class_with_one_geometry_refuses_another_in_a_group(cls):
     with pytest.raises(ValueError, match=f"{cls.__name__} scales by .* entry: use Matrix.* for a geometry per group"):

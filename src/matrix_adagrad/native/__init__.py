@@ -9,11 +9,14 @@ import logging
 import struct
 from pathlib import Path
 
-__all__ = ["LIBRARY", "RULE", "TENSOR_FIELDS", "load", "missing"]
+__all__ = ["LIBRARY", "MOVE", "READ", "RULE", "TENSOR_FIELDS", "load", "missing"]
 
 # The structs `tensor`, with so many fields of 8 bytes, and `rule` of kernels.h.
-TENSOR_FIELDS = 20
-RULE = "5d5qQ"
+TENSOR_FIELDS = 22
+RULE = "5d4qQ"
+
+# What a step does to its tensors: one of both is asked for where parts of a block lie on other machines.
+READ, MOVE = 1, 2
 
 # Where the installation leaves the library; the suffix is that of Python's own extensions.
 LIBRARY = next(
@@ -51,9 +54,8 @@ def load() -> ctypes.CDLL:
     library.matrix_adagrad_layout.restype = ctypes.c_int64
     if library.matrix_adagrad_layout() != 8 * TENSOR_FIELDS << 32 | struct.calcsize(RULE):
         raise OSError("it is of another version: reinstall")
-    for name in ("matrix_adagrad_step", "matrix_adagrad_sparse_step"):
-        function = getattr(library, name)
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]
+    for function, others in ((library.matrix_adagrad_step, [ctypes.c_int64]), (library.matrix_adagrad_sparse_step, [])):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64, *others]
         function.restype = ctypes.c_int64
     library.matrix_adagrad_shrink.argtypes = [
         *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),

@@ -18,20 +18,15 @@ const arithmetic *arithmetic_of(int64_t dtype)
     return ARITHMETIC_ANYWHERE[dtype];
 }
 
-settings begin_step(const tensor *t, const rule *r, int64_t number)
+static settings settings_at(double step, const tensor *t, const rule *r, int64_t number)
 {
-    double step;
-    if (t->step_is_f64) step = *(double *)t->step += 1;
-    else step = *(float *)t->step += 1;
-    int64_t blocks = t->kind == PER_OUTER ? t->outer : t->kind == PER_INNER ? t->inner : 1;
-    double members = !r->mean || t->kind == PER_ENTRY || blocks == 0 ? 1 : most(1, t->outer * t->inner / blocks);
     int corrected = r->momentum && r->bias_correction;
     settings s = {
         .lr = corrected && r->beta1 > 0 ? r->lr / -expm1(step * log(r->beta1)) : r->lr,
         .variance = corrected && r->beta2 > 0 ? 1 / -expm1(step * log(r->beta2)) : 1,
         .eps = r->eps,
         .keep = r->momentum ? r->beta2 : 1,
-        .fresh = (r->momentum ? 1 - r->beta2 : 1) / members,
+        .fresh = (r->momentum ? 1 - r->beta2 : 1) / (double)t->members,
         .beta1 = r->beta1,
         .join = 1 - r->beta1,
         .sign = r->maximize ? -1 : 1,
@@ -43,11 +38,24 @@ settings begin_step(const tensor *t, const rule *r, int64_t number)
     return s;
 }
 
+settings begin_step(const tensor *t, const rule *r, int64_t number)
+{
+    if (t->step_is_f64) return settings_at(*(double *)t->step += 1, t, r, number);
+    return settings_at(*(float *)t->step += 1, t, r, number);
+}
+
+static settings settings_of(const tensor *t, const rule *r, int64_t number, int what)
+{
+    if (what == (READ | MOVE)) return begin_step(t, r, number);
+    return settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t, r, number);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- tiles */
 
 typedef struct {
     const tensor *t;
     const settings *s;
+    int what;                     /* READ, MOVE or both */
     const arithmetic *stored, *f; /* of the entries as they are in memory, and of those in a tile */
     int staged;                   /* tiles are copies, for entries are not neighbours, or not yet what the rule asks for */
     int64_t rows, columns;        /* of a tile, at most */
@@ -57,16 +65,18 @@ typedef struct {
     double x[TILE], g[TILE], average[TILE], v[TILE];
 } buffers;
 
-static work plan(const tensor *t, const settings *s)
+static work plan(const tensor *t, const settings *s, int what)
 {
     int neighbours = t->x.inner == 1 && t->g.inner == 1 && (!s->momentum || t->average.inner == 1) &&
                      (t->kind != PER_ENTRY || t->statistic.inner == 1);
     const arithmetic *stored = arithmetic_of(t->dtype), *real = arithmetic_of(t->dtype == F64 ? F64 : F32);
     int staged = !neighbours || s->l2 != 0 || s->seed != 0 || (t->kind == PER_ENTRY && stored != real);
-    int by_column = t->kind == PER_INNER && !staged;
-    int64_t columns = most(1, least(t->inner, staged ? TILE : by_column ? STRIPE : LONG));
+    int by_column = t->kind == PER_INNER;
+    int64_t longest = !staged ? (by_column ? STRIPE : LONG) : t->kind == PER_INNER ? TILE / 4 : TILE;
+    int64_t columns = most(1, least(t->inner, longest));
     int64_t rows = staged ? least(ROWS, most(1, TILE / columns)) : ROWS;
-    return (work){t, s, stored, staged ? real : stored, staged, rows, columns};
+    if (rows > 4) rows -= rows % 4; /* columns are summed by four rows */
+    return (work){t, s, what, stored, staged ? real : stored, staged, rows, columns};
 }
 
 static void load(const arithmetic *f, const array *a, int64_t i, int64_t j, const tile *t, void *to)
@@ -167,13 +177,48 @@ static void move_box(const work *w, box b, double scale, buffers *room)
     }
 }
 
-/* V of block k from its sum of squares; returns the scale. */
-static double accumulate_block(const work *w, int64_t k, double sum)
+/* V of n blocks from block k on, and their scales; or only what is known here of their sums. */
+static void take_sums(const work *w, int64_t k, const void *squares, void *scales, int64_t n)
+{
+    if (w->what == READ) memcpy(at(w->t->sums, k, w->f->real), squares, (size_t)(n * w->f->real));
+    else w->f->scales(w->s, at(w->t->statistic.data, k, w->f->real), NULL, squares, scales, n);
+}
+
+static void take_sum(const work *w, int64_t k, double sum)
 {
     double square, scale;
     put_real(&square, 0, w->f->real, sum);
-    w->f->scales(w->s, at(w->t->statistic.data, k, w->f->real), NULL, &square, &scale, 1);
+    take_sums(w, k, &square, &scale, 1);
+}
+
+/* Of block k, whose V is as it shall be. */
+static double scale_of(const work *w, int64_t k)
+{
+    double scale;
+    w->f->scales(w->s, at(w->t->statistic.data, k, w->f->real), NULL, NULL, &scale, 1);
     return real_at(&scale, 0, w->f->real);
+}
+
+/* A long row is summed by segments, and these by parts, of which there are never too many for the scratch. */
+static int64_t segments_a_part(const work *w)
+{
+    int64_t room_for = SCRATCH / (int64_t)sizeof(double) / ROWS;
+    return ceil_div(ceil_div(w->t->inner, SEGMENT), room_for);
+}
+static int64_t parts_a_row(const work *w) { return ceil_div(w->t->inner, SEGMENT * segments_a_part(w)); }
+
+static box part_of_row(const work *w, int64_t i, int64_t part)
+{
+    int64_t length = SEGMENT * segments_a_part(w);
+    return (box){i, i + 1, part * length, least(w->t->inner, (part + 1) * length)};
+}
+
+static double sum_part(const work *w, box b, buffers *room)
+{
+    double sum = 0;
+    for (int64_t j = b.j0; j < b.j1; j += SEGMENT)
+        sum += sum_box(w, (box){b.i0, b.i1, j, least(b.j1, j + SEGMENT)}, room);
+    return sum;
 }
 
 /* Tiles, or rows that are longer than one, are first all read and then all moved: long walks through memory are fast, and
@@ -182,30 +227,31 @@ static void step_rows(const work *w, box b, buffers *room)
 {
     double squares[ROWS], scales[ROWS];
     const int64_t real = w->f->real;
-    void *v = w->t->statistic.data;
     if (w->t->inner > w->columns) {
-        for (int64_t i = b.i0; i < b.i1; i++) accumulate_block(w, i, sum_box(w, (box){i, i + 1, b.j0, b.j1}, room));
-        for (int64_t i = b.i0; i < b.i1; i++) {
-            w->f->scales(w->s, at(v, i, real), NULL, NULL, scales, 1);
-            move_box(w, (box){i, i + 1, b.j0, b.j1}, real_at(scales, 0, real), room);
+        for (int64_t i = b.i0; w->what & READ && i < b.i1; i++) {
+            double sum = 0;
+            for (int64_t part = 0; part < parts_a_row(w); part++) sum += sum_part(w, part_of_row(w, i, part), room);
+            take_sum(w, i, sum);
         }
+        for (int64_t i = b.i0; w->what & MOVE && i < b.i1; i++)
+            move_box(w, (box){i, i + 1, b.j0, b.j1}, scale_of(w, i), room);
         return;
     }
-    int both = w->staged ? READ | MOVE : 0;
-    FOR_TILES(w, b)
+    int at_once = w->staged && w->what == (READ | MOVE);
+    if (w->what & READ) FOR_TILES(w, b)
     {
-        tile e = open_tile(w, i, m, j, n, both | READ, room);
+        tile e = open_tile(w, i, m, j, n, at_once ? READ | MOVE : READ, room);
         w->f->read_rows(&e, w->s, squares);
-        w->f->scales(w->s, at(v, i, real), NULL, squares, scales, m);
-        if (both) w->f->move_rows(&e, w->s, scales);
-        close_tile(w, &e, i, j, both);
+        take_sums(w, i, squares, scales, m);
+        if (at_once) w->f->move_rows(&e, w->s, scales);
+        close_tile(w, &e, i, j, at_once ? READ | MOVE : READ);
     }
-    if (both) return;
-    FOR_TILES(w, b)
+    if (w->what & MOVE && !at_once) FOR_TILES(w, b)
     {
         tile e = open_tile(w, i, m, j, n, MOVE, room);
-        w->f->scales(w->s, at(v, i, real), NULL, NULL, scales, m);
+        w->f->scales(w->s, at(w->t->statistic.data, i, real), NULL, NULL, scales, m);
         w->f->move_rows(&e, w->s, scales);
+        close_tile(w, &e, i, j, MOVE);
     }
 }
 
@@ -288,85 +334,128 @@ static void per_entry(const work *w, int64_t threads)
     }
 }
 
-/* A few long rows, or the whole tensor as one block: its pieces are summed by several threads, the sums in order. */
-static void per_long_block(const work *w, int64_t threads, double *sums)
+/* A few long rows, each by several threads: its parts are summed, and the sums added in order. */
+static void per_long_row(const work *w, int64_t threads, double *sums)
 {
-    int64_t blocks = w->t->kind == PER_TENSOR ? 1 : w->t->outer, count = pieces(w), a_block = count / blocks;
-    int64_t parts = least(a_block, SCRATCH / (int64_t)sizeof(double) / blocks), a_part = ceil_div(a_block, parts);
-    PARALLEL_FOR
-    for (int64_t q = 0; q < blocks * parts; q++) {
-        buffers room;
-        int64_t block = q / parts * a_block, first = q % parts * a_part, end = least(a_block, first + a_part);
-        sums[q] = 0;
-        for (int64_t p = first; p < end; p++) sums[q] += sum_box(w, piece(w, block + p), &room);
+    int64_t rows = w->t->outer, parts = parts_a_row(w);
+    if (w->what & READ) {
+        PARALLEL_FOR
+        for (int64_t q = 0; q < rows * parts; q++) {
+            buffers room;
+            sums[q] = sum_part(w, part_of_row(w, q / parts, q % parts), &room);
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            double sum = 0;
+            for (int64_t part = 0; part < parts; part++) sum += sums[i * parts + part];
+            take_sum(w, i, sum);
+        }
     }
-    double scales[ROWS];
-    for (int64_t b = 0; b < blocks; b++) {
-        double sum = 0;
-        for (int64_t q = 0; q < parts; q++) sum += sums[b * parts + q];
-        scales[b] = accumulate_block(w, b, sum);
-    }
+    if (!(w->what & MOVE)) return;
     PARALLEL_FOR
-    for (int64_t p = 0; p < count; p++) {
+    for (int64_t q = 0; q < rows * parts; q++) {
         buffers room;
-        move_box(w, piece(w, p), scales[p / a_block], &room);
+        move_box(w, part_of_row(w, q / parts, q % parts), scale_of(w, q / parts), &room);
     }
 }
 
-/* Stripes of columns are walked row by row, in the order of memory. A large tensor's rows are cut into chunks, each with
-   sums of its own, which are then added in order. */
-static void per_inner(const work *w, int64_t threads, char *sums)
+/* The whole tensor as one block. */
+static void per_tensor(const work *w, int64_t threads, double *sums)
+{
+    int64_t count = pieces(w), parts = least(count, SCRATCH / (int64_t)sizeof(double)), a_part = ceil_div(count, parts);
+    if (w->what & READ) {
+        PARALLEL_FOR
+        for (int64_t q = 0; q < parts; q++) {
+            buffers room;
+            sums[q] = 0;
+            for (int64_t p = q * a_part; p < least(count, (q + 1) * a_part); p++) sums[q] += sum_box(w, piece(w, p), &room);
+        }
+        double sum = 0;
+        for (int64_t q = 0; q < parts; q++) sum += sums[q];
+        take_sum(w, 0, sum);
+    }
+    if (!(w->what & MOVE)) return;
+    PARALLEL_FOR
+    for (int64_t p = 0; p < count; p++) {
+        buffers room;
+        move_box(w, piece(w, p), scale_of(w, 0), &room);
+    }
+}
+
+static void per_small_tensor(const work *w)
+{
+    buffers room;
+    box all = {0, w->t->outer, 0, w->t->inner};
+    if (w->what & READ) take_sum(w, 0, sum_box(w, all, &room));
+    if (w->what & MOVE) move_box(w, all, scale_of(w, 0), &room);
+}
+
+static int64_t chunks_of_rows(const tensor *t) { return most(1, least(CHUNKS, t->outer / ROWS)); }
+
+/* Columns j0 to j1, walked row by row, in the order of memory. Rows are cut into chunks, each with sums of its own, which
+   are then added in order. */
+static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads, char *sums)
 {
     const tensor *t = w->t;
-    int64_t real = w->f->real, stripes = ceil_div(t->inner, STRIPE), room_for = SCRATCH / real / most(1, t->inner);
-    int64_t chunks = t->outer * t->inner < LARGE ? 1 : most(1, least(least(ROWS, room_for), t->outer / ROWS));
+    int64_t real = w->f->real, n = j1 - j0, stripes = ceil_div(n, STRIPE), chunks = chunks_of_rows(t);
     int64_t rows = ceil_div(t->outer, chunks);
-    PARALLEL_FOR
-    for (int64_t q = 0; q < chunks * stripes; q++) {
-        buffers room;
-        double own[STRIPE];
-        int64_t i = least(t->outer, q / stripes * rows), j = q % stripes * STRIPE;
-        box b = {i, least(t->outer, i + rows), j, least(t->inner, j + STRIPE)};
-        sum_columns(w, b, chunks == 1 ? (void *)own : at(sums, q / stripes * t->inner + j, real), &room);
-        if (chunks == 1) {
-            w->f->scales(w->s, at(t->statistic.data, j, real), NULL, own, own, b.j1 - b.j0);
-            move_columns(w, b, own, &room);
+    if (w->what & READ) {
+        PARALLEL_FOR
+        for (int64_t q = 0; q < chunks * stripes; q++) {
+            buffers room;
+            int64_t i = least(t->outer, q / stripes * rows), j = j0 + q % stripes * STRIPE;
+            box b = {i, least(t->outer, i + rows), j, least(j1, j + STRIPE)};
+            sum_columns(w, b, at(sums, q / stripes * n + j - j0, real), &room);
         }
-    }
-    if (chunks == 1) return;
-    for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * t->inner, real), t->inner);
-    w->f->scales(w->s, t->statistic.data, NULL, sums, sums, t->inner);
+        for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * n, real), n);
+        take_sums(w, j0, sums, sums, n);
+    } else w->f->scales(w->s, at(t->statistic.data, j0, real), NULL, NULL, sums, n);
+    if (!(w->what & MOVE)) return;
     rows = most(ROWS, rows_a_piece(w));
     int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* back from the end, whose gradient is still in a cache */
     PARALLEL_FOR
     for (int64_t q = 0; q <= last; q++) {
         buffers room;
-        int64_t i = (last - q) / stripes * rows, j = (last - q) % stripes * STRIPE;
-        box b = {i, least(t->outer, i + rows), j, least(t->inner, j + STRIPE)};
-        move_columns(w, b, at(sums, j, real), &room);
+        int64_t i = (last - q) / stripes * rows, j = j0 + (last - q) % stripes * STRIPE;
+        box b = {i, least(t->outer, i + rows), j, least(j1, j + STRIPE)};
+        move_columns(w, b, at(sums, j - j0, real), &room);
     }
 }
 
-static void step(const tensor *t, const settings *s, int64_t threads, void *scratch)
+/* Few rows: stripes of columns side by side. Many: as many columns at a time as there is room for the sums of chunks. */
+static void per_inner(const work *w, int64_t threads, void *scratch)
 {
-    work w = plan(t, s);
+    int64_t inner = w->t->inner, chunks = chunks_of_rows(w->t);
+    if (chunks == 1) {
+        PARALLEL_FOR
+        for (int64_t j = 0; j < inner; j += STRIPE) {
+            double own[STRIPE];
+            step_columns(w, j, least(inner, j + STRIPE), 1, (char *)own);
+        }
+        return;
+    }
+    double small[LARGE / ROWS];
+    int64_t columns = scratch ? SCRATCH / w->f->real / chunks : inner;
+    for (int64_t j = 0; j < inner; j += columns)
+        step_columns(w, j, least(inner, j + columns), threads, scratch ? scratch : (void *)small);
+}
+
+static void step(const tensor *t, const settings *s, int what, int64_t threads, void *scratch)
+{
+    work w = plan(t, s, what);
     if (t->kind == PER_INNER) per_inner(&w, threads, scratch);
     else if (t->kind == PER_ENTRY) per_entry(&w, threads);
-    else if (scratch && (t->kind == PER_TENSOR || (t->outer < ROWS && t->inner > 4 * LEAST)))
-        per_long_block(&w, threads, scratch);
-    else if (t->kind == PER_OUTER) per_outer(&w, threads);
-    else {
-        buffers room;
-        box all = {0, t->outer, 0, t->inner};
-        move_box(&w, all, accumulate_block(&w, 0, sum_box(&w, all, &room)), &room);
-    }
+    else if (t->kind == PER_TENSOR && scratch) per_tensor(&w, threads, scratch);
+    else if (t->kind == PER_TENSOR) per_small_tensor(&w);
+    else if (scratch && t->outer < ROWS && t->inner > SEGMENT) per_long_row(&w, threads, scratch);
+    else per_outer(&w, threads);
 }
 
 /* The sizes of what is handed over, so that a library of another version is found out. */
 EXPORT int64_t matrix_adagrad_layout(void) { return (int64_t)sizeof(tensor) << 32 | (int64_t)sizeof(rule); }
 
-/* One step of every tensor: small ones side by side, large ones one after the other, each by all threads. */
-EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads)
+/* One step of every tensor, or the part of it that is asked for: small ones side by side, large ones one after the other,
+   each by all threads. */
+EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, int64_t what)
 {
     int large = 0;
     int64_t entries = 0;
@@ -380,13 +469,13 @@ EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const r
     PARALLEL_FOR
     for (int64_t i = 0; i < count; i++)
         if (tensors[i].outer * tensors[i].inner < LARGE) {
-            settings s = begin_step(&tensors[i], r, i);
-            step(&tensors[i], &s, 1, NULL);
+            settings s = settings_of(&tensors[i], r, i, (int)what);
+            step(&tensors[i], &s, (int)what, 1, NULL);
         }
     for (int64_t i = 0; large && i < count; i++)
         if (tensors[i].outer * tensors[i].inner >= LARGE) {
-            settings s = begin_step(&tensors[i], r, i);
-            step(&tensors[i], &s, threads, scratch);
+            settings s = settings_of(&tensors[i], r, i, (int)what);
+            step(&tensors[i], &s, (int)what, threads, scratch);
         }
     free(scratch);
     return 0;

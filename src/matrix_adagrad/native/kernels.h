@@ -2,7 +2,8 @@
 
    Plain C with OpenMP and without torch's headers: pointers and strides come in. What is done together is decided by
    shapes alone and every sum has a fixed order, so that the bits are the same for any number of threads; and nothing is
-   contracted to fused multiply-adds (see the build flags), so that they are the same for any width of registers. */
+   contracted to fused multiply-adds (see the build flags), so that they are the same for any width of registers. How a
+   row is summed depends on its length alone, and so do columns: a matrix that is cut between them has the same bits. */
 
 #ifndef MATRIX_ADAGRAD_KERNELS_H
 #define MATRIX_ADAGRAD_KERNELS_H
@@ -13,6 +14,8 @@ enum {
     ROWS = 64,         /* the most rows whose scales are taken together */
     TILE = 2048,       /* entries of a tile that is copied: a few such buffers stay in the nearest cache */
     LONG = 8 * TILE,   /* entries of a row that are read or moved in one go, where nothing is copied */
+    SEGMENT = 4 * LONG, /* entries of a row that are summed together */
+    CHUNKS = 16,       /* of a matrix's rows, at most, whose sums by column are taken apart */
     PIECE = 1 << 21,   /* bytes, at most, of a piece of work for one thread */
     LEAST = 1 << 14,   /* entries, at least, of a piece */
     PIECES = 64,       /* of a tensor, at least, if they are not too small then */
@@ -38,11 +41,13 @@ typedef struct {
     int64_t step_is_f64;
     const int64_t *index; /* of a sparse gradient: its rows, `touched` of them, in any order and any number of times */
     int64_t touched;
+    int64_t members; /* what the sum of squares over a block is divided by */
+    void *sums;      /* the sums of squares over the parts of blocks that lie here, laid out like the statistic */
 } tensor;
 
 typedef struct {
     double lr, eps, weight_decay, beta1, beta2;
-    int64_t momentum, bias_correction, decoupled, maximize, mean;
+    int64_t momentum, bias_correction, decoupled, maximize;
     uint64_t seed; /* of the stochastic rounding to bfloat16; 0 rounds to the nearest */
 } rule;
 
@@ -93,7 +98,9 @@ static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline void *at(const void *data, int64_t entries, int64_t size) { return (char *)data + entries * size; }
 
-enum { READ = 1, MOVE = 2 }; /* what is done to a tile */
+/* What is done to a tile; or to a tensor: a step is both. Where parts of a block lie on other machines, reading hands out
+   `sums`, and moving finds V as it shall be. */
+enum { READ = 1, MOVE = 2 };
 
 #define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
 #define EXPORT __attribute__((visibility("default")))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
@@ -17,10 +19,15 @@ from torch.optim.optimizer import ParamsT
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.optim.options import check_options, refuse_unknown
-from matrix_adagrad.optim.state import STEP, StatefulOptimizer
-from matrix_adagrad.optim.step import Batch, Rule, confine, ways_to_run
+from matrix_adagrad.optim.state import STEP, StatefulOptimizer, is_sharded, shards
+from matrix_adagrad.optim.step import Batch, Rule, confine, seen, ways_to_run
+
+if TYPE_CHECKING:
+    from matrix_adagrad.optim.shards import Divided
 
 __all__ = ["MatrixOptimizer"]
+
+_SPREAD = 0xD1B54A32D192ED03  # an odd number whose multiples fill 64 bits evenly
 
 
 class MatrixOptimizer(StatefulOptimizer):
@@ -81,8 +88,8 @@ class MatrixOptimizer(StatefulOptimizer):
             raise TypeError(
                 f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be trained"
             )
-        if hasattr(param, "device_mesh"):
-            raise TypeError(f"{name} is sharded (a DTensor), and this version takes whole parameters only")
+        if is_sharded(param) and group["differentiable"]:
+            raise ValueError(f"{name} is sharded, and its step cannot be recorded: leave differentiable=False")
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         group["geometry"].check_fits(name, param.shape)
@@ -93,15 +100,26 @@ class MatrixOptimizer(StatefulOptimizer):
     def _check_start(name: str, param: Tensor, group: dict[str, Any]) -> None:
         """A start outside of the domain is projected if the user asks for it, else it is an error."""
         domain = group["domain"]
-        if domain is None or param.is_meta or domain.contains(param.detach()):
+        if domain is None or param.is_meta:
+            return
+        x, own, sharded = param.detach(), domain, is_sharded(param)
+        if sharded:
+            x, own = shards().part_of_domain(x, domain)
+        outside = float(not own.contains(x))
+        if not (shards().total(outside, param) if sharded else outside):
             return
         if not group["project_start"]:
+            distance = own.distance(x)
+            if sharded and x.shape != param.shape:
+                distance = math.sqrt(shards().total(distance**2, param))
             raise ValueError(
-                f"{name} starts outside of {domain!r}, at a distance of {domain.distance(param.detach()):.4g}: "
+                f"{name} starts outside of {domain!r}, at a distance of {distance:.4g}: "
                 "start it inside, or give project_start=True"
             )
         with torch.no_grad():
-            param.copy_(domain.project(param))
+            x.copy_(own.project(x))
+            if sharded:
+                shards().put(param, x)
 
     # ------------------------------------------------------------------------------------------------------------ step
 
@@ -123,16 +141,34 @@ class MatrixOptimizer(StatefulOptimizer):
                 loss = closure()
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             work: list[Callable[[], None]] = []
+            divided: list[Divided] = []  # over machines
+            after: list[Callable[[], None]] = []
             for group in self.param_groups:  # all of them first: what cannot be stepped is refused before any moves
                 for is_sparse in (False, True):
-                    batch = Batch([], [], [], [], [])
-                    self._init_group(group, is_sparse, *batch)
-                    if batch.params:
-                        rule = self._rule(group)
-                        work.extend(ways_to_run(batch, rule, group))
+                    batch = Batch([], [], [], [], [], [], [])
+                    self._init_group(group, is_sparse, *batch[:-2])
+                    if not batch.params:
+                        continue
+                    rule = self._rule(group, batch)
+                    batch.members.extend([rule.members(param.shape) for param in batch.params])
+                    batch.lone.extend([False] * len(batch.params))
+                    if is_sparse or not any(map(is_sharded, batch.params)):
+                        work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
                         if group["domain"] is not None:
                             work.append(functools.partial(confine, batch, rule, group["domain"]))
+                        continue
+                    whole, parted = shards().localize(batch, rule.geometry)
+                    work.extend(ways_to_run(whole, rule, group) if whole.params else [])
+                    divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
+                    if group["domain"] is not None:
+                        after.append(functools.partial(shards().confine_shards, batch, rule, group["domain"]))
+            calls = shards().add_up(divided) if divided else iter(())
+            next(calls, None)  # the first one is on its way while the rest is worked on
             for run in work:
+                run()
+            for _ in calls:
+                pass
+            for run in (*(step.finish for step in divided), *after):
                 run()
         return loss
 
@@ -187,8 +223,12 @@ class MatrixOptimizer(StatefulOptimizer):
         if domain is not None and not domain.is_separable_by_rows(param.shape):
             _say_that_all_rows_are_projected(self._name(group, i), domain)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any], batch: Batch) -> Rule:
         lr = group["lr"]
+        seed = None
+        if group["stochastic_rounding"] and dist.is_available() and dist.is_initialized():
+            # Machines that hold the same parameter must round alike, and their generators need not be in step.
+            seed = int(batch.steps[0].item() + 1) * _SPREAD % (1 << 62) + self.param_groups.index(group) + 1
         return Rule(
             geometry=group["geometry"],
             reduction=group["reduction"],
@@ -201,6 +241,7 @@ class MatrixOptimizer(StatefulOptimizer):
             maximize=group["maximize"],
             stochastic_rounding=group["stochastic_rounding"],
             capturable=group["capturable"],
+            seed=seed,
         )
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, StateDict
 
-from matrix_adagrad.geometry import wide_dtype
+from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign
 
-__all__ = ["STEP", "StatefulOptimizer"]
+__all__ = ["STEP", "StatefulOptimizer", "is_sharded", "shards"]
 
 STEP = "step"
 # How a step is run is this optimizer's own affair; the rest of a group comes back with a checkpoint.
@@ -54,9 +57,7 @@ class StatefulOptimizer(Optimizer):
             state[STEP] = self._count(0, param, group)
             if self.AVERAGE is not None:
                 state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-            state[self.STATISTIC] = _empty_like(
-                param, group["geometry"].statistic_shape(param.shape), dtype.to_real()
-            ).fill_(self._start(group))
+            state[self.STATISTIC] = _empty_statistic(param, group["geometry"]).fill_(self._start(group))
         return state
 
     def _start(self, group: dict[str, Any]) -> float:  # noqa: ARG002
@@ -155,9 +156,9 @@ class StatefulOptimizer(Optimizer):
         if key == STEP:
             return self._count(value, param, group)
         if key == self.STATISTIC:
-            return _empty_like(param, tuple(value.shape), dtype.to_real()).copy_(value)
+            return _filled(_empty_statistic(param, group["geometry"]), value)
         if key == self.AVERAGE:
-            return torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(value)
+            return _filled(torch.empty_like(param, dtype=dtype, requires_grad=False), value)
         return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -182,6 +183,33 @@ def _name_values(_: Optimizer, state_dict: StateDict) -> None:
     for group in state_dict["param_groups"]:
         group["geometry"] = str(group["geometry"])
         group["domain"] = None if group["domain"] is None else repr(group["domain"])
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether a tensor is a DTensor, asked without importing them."""
+    return type(x) not in (Tensor, Parameter) and hasattr(x, "device_mesh")
+
+
+def shards() -> ModuleType:
+    """The module of that name, which needs a second to be imported, for who has sharded parameters."""
+    return importlib.import_module("matrix_adagrad.optim.shards")
+
+
+def _empty_statistic(param: Tensor, geometry: Geometry) -> Tensor:
+    dtype = wide_dtype(param.dtype).to_real()
+    if is_sharded(param):
+        statistic: Tensor = shards().empty_statistic(param, geometry, _empty_like, dtype)
+        return statistic
+    return _empty_like(param, geometry.statistic_shape(param.shape), dtype)
+
+
+def _filled(state: Tensor, value: Tensor) -> Tensor:
+    """New state with a saved value, which may be whole or lie in shards, whatever the state does."""
+    if not (is_sharded(state) or is_sharded(value)):
+        return state.copy_(value)
+    with torch.no_grad():
+        shards().here(state).copy_(shards().taken_over(value, state))
+    return state
 
 
 def _empty_like(param: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

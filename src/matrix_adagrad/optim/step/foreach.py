@@ -13,45 +13,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, shared_dims, store, widen
 from matrix_adagrad.squares import lean_sum_squares
 
 
-def foreach(batch: Batch, rule: Rule) -> None:
-    """One step for every parameter: what `reference` does, up to rounding."""
+def _read(batch: Batch, rule: Rule) -> list[Tensor]:
+    """The first pass: the sums of squares over each block of G_t."""
+    return [_squares(i, batch, rule) for i in range(len(batch.params))]
+
+
+def _accumulate(batch: Batch, squares: list[Tensor], rule: Rule) -> None:
+    """The squares, which are spent, join the statistics; and one more step."""
     torch._foreach_add_(batch.steps, 1)
-    squares = [_read(i, batch, rule) for i in range(len(batch.params))]
     if rule.reduction == "mean":
-        torch._foreach_div_(squares, [float(rule.members(param)) for param in batch.params])
+        torch._foreach_div_(squares, [float(members) for members in batch.members])
     if rule.betas is None:
         torch._foreach_add_(batch.statistics, squares)
     else:
         torch._foreach_mul_(batch.statistics, rule.betas[1])
         torch._foreach_add_(batch.statistics, squares, alpha=1 - rule.betas[1])
-    del squares
+
+
+def _move(batch: Batch, rule: Rule) -> None:
+    """The second pass: the parameters move."""
     for i, scale in enumerate(_scales(batch.statistics, batch.steps, rule)):
         _write(i, scale, batch, rule)
 
 
-def _read(i: int, batch: Batch, rule: Rule) -> Tensor:
-    """The first pass: the sum of squares over each block of G_t, which also joins its running average."""
+foreach = Parts(_read, _accumulate, _move)  # what `reference` does, up to rounding
+
+
+def _squares(i: int, batch: Batch, rule: Rule) -> Tensor:
+    """The sum of squares over each block of G_t, which also joins its running average."""
     g = _gradient(batch.params[i], batch.grads[i], rule)
     if rule.betas is not None:
         batch.averages[i].lerp_(g, 1 - rule.betas[0])
-    return lean_sum_squares(rule.geometry.view(g), rule.geometry.dims(g.shape))
+    return lean_sum_squares(g, shared_dims(g, batch.statistics[i]))
 
 
 def _write(i: int, scale: Tensor, batch: Batch, rule: Rule) -> None:
-    """The second pass: the parameter moves."""
     param = batch.params[i]
     direction = _gradient(param, batch.grads[i], rule) if rule.betas is None else batch.averages[i]
     x = widen(param, param)
     if rule.weight_decay != 0 and rule.decoupled_weight_decay:
         x.mul_(1 - rule.lr * rule.weight_decay)
-    rule.geometry.view(x).addcmul_(rule.geometry.view(direction), scale, value=-1)
+    x.addcmul_(direction, scale, value=-1)
     del direction  # it may be a copy, and rounding needs room too
     if x.dtype != param.dtype:
-        store(param, x, stochastic_rounding=rule.stochastic_rounding)
+        store(param, x, rule, i)
 
 
 def _gradient(param: Tensor, grad: Tensor, rule: Rule) -> Tensor:

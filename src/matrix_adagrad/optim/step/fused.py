@@ -9,6 +9,7 @@ import array
 import functools
 import math
 import struct
+import sys
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ _COVERED = {
     for i, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 }
 _PER_OUTER, _PER_INNER, _PER_ENTRY, _PER_TENSOR = range(4)
+_DENSE, _SPARSE, _IN_PARTS, _LONE = range(4)
 _MOST_ROWS = 1 << 32  # of a table with a sparse gradient: a row and its place share 64 bits
 
 
@@ -48,7 +50,7 @@ class _Dim(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def _matrix(
-    shape: tuple[int, ...], blocks: tuple[int, ...], strides: tuple[tuple[int, ...], ...], sparse: bool
+    shape: tuple[int, ...], blocks: tuple[int, ...], strides: tuple[tuple[int, ...], ...], how: int
 ) -> tuple[int, ...]:
     """The layout of a tensor as a matrix: outer and inner strides of its four arrays, outer, inner and the kind.
 
@@ -57,7 +59,7 @@ def _matrix(
     dims = [
         _Dim(size, (*(stride[d] for stride in strides[:3]), 0 if block == 1 else strides[3][d]), block == 1)
         for d, (size, block) in enumerate(zip(shape, blocks, strict=True))
-        if size != 1 or (sparse and d == 0)
+        if size != 1 or (how == _SPARSE and d == 0)
     ]
     if any(dim.size > 1 and (0 in dim.strides[::2] or not (dim.inside or dim.strides[3])) for dim in dims):
         raise NotCoveredError("it has entries that share their memory")
@@ -66,12 +68,17 @@ def _matrix(
     if 0 in shape:  # a matrix without rows: only its statistics fade
         count = math.prod(blocks)
         scales = _merge([dim._replace(strides=dim.strides[3:] * 4) for dim in dims if not dim.inside])
-        if sparse or (count > 1 and (len(scales) > 1 or scales[0].strides[0] != 1)):
+        if how in (_SPARSE, _IN_PARTS) or (count > 1 and (len(scales) > 1 or scales[0].strides[0] != 1)):
             raise NotCoveredError("it is empty")
         return (1,) * 8 + (0, count, _PER_INNER)
-    if sparse:
+    if how == _SPARSE:
         return _sparse_matrix(dims)
     inside, outside = (_merge([dim for dim in dims if dim.inside is flag]) for flag in (True, False))
+    if how == _LONE and len(inside) == 1:  # summed in the order in which it is summed among others
+        row = _Dim(1, (1,) * 4, inside=False)
+        return _packed([row, *inside], _PER_OUTER) if shape[0] == 1 else _packed([*inside, row], _PER_INNER)
+    if how == _IN_PARTS and not inside:  # one row of a matrix, or the one entry of a tensor
+        inside = [_Dim(1, (sys.maxsize,) * 4, inside=True)]
     if not (inside and outside) and len(inside + outside) <= 2:
         return _packed(inside + outside, _PER_TENSOR if inside else _PER_ENTRY)
     if len(inside) > 1 or len(outside) > 1 or outside[0].strides[3] != 1:
@@ -113,8 +120,11 @@ def _packed(matrix: list[_Dim], kind: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------------------------- what C is handed
 
 
-def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
-    """The fields of ``struct tensor`` in kernels.h for one tensor; an error if it is beyond the kernels."""
+def describe(batch: Batch, i: int, sums: Tensor | None = None) -> tuple[int, ...]:
+    """The fields of ``struct tensor`` in kernels.h for one tensor; an error if it is beyond the kernels.
+
+    With ``sums``, which are laid out like the statistic, a step can be taken in parts.
+    """
     x, g, statistic, step = batch.params[i], batch.grads[i], batch.statistics[i], batch.steps[i]
     average = batch.averages[i] if batch.averages else statistic
     dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
@@ -132,13 +142,10 @@ def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
     strides, g_strides = x.stride(), g.stride()
     average_strides = average.stride() if batch.averages else strides
     shape, blocks = x.shape, statistic.shape
-    if len(blocks) != len(shape):  # dimensions are cut into blocks
-        if is_sparse:
-            raise NotCoveredError("the rows of its sparse gradient share scales in groups")
-        view = rule.geometry.view
-        shape, strides, g_strides = view(x).shape, view(x).stride(), view(g).stride()
-        average_strides = view(average).stride() if batch.averages else strides
-    layout = _matrix(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), is_sparse)
+    if len(blocks) != len(shape):
+        raise NotCoveredError("the rows of its sparse gradient share scales in groups")
+    how = _SPARSE if is_sparse else _IN_PARTS if sums is not None else _LONE if batch.lone[i] else _DENSE
+    layout = _matrix(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), how)
     x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
     return (
         *(x.data_ptr(), x_outer, x_inner),
@@ -147,6 +154,7 @@ def describe(batch: Batch, rule: Rule, i: int) -> tuple[int, ...]:
         *(statistic.data_ptr(), v_outer, v_inner),
         *(outer, inner, kind, dtype),
         *(step.data_ptr(), step.dtype is torch.float64, index, touched),
+        *(batch.members[i], 0 if sums is None else sums.data_ptr()),
     )
 
 
@@ -182,8 +190,7 @@ def _rule(rule: Rule, random: bool) -> bytes:
         rule.bias_correction,
         rule.decoupled_weight_decay,
         rule.maximize,
-        rule.reduction == "mean",
-        int(torch.randint(1, 1 << 62, (), device="cpu")) if random else 0,
+        (rule.seed or int(torch.randint(1, 1 << 62, (), device="cpu"))) if random else 0,
     )
 
 
@@ -194,31 +201,30 @@ def fused(batch: Batch, rule: Rule) -> None:
     """One step for every parameter: what `reference` does, up to rounding; for sparse gradients, what `sparse` does."""
     fields = array.array("q")
     for i in range(len(batch.params)):
-        fields.extend(describe(batch, rule, i))
+        fields.extend(describe(batch, i))
     run(fields, batch, rule)
 
 
-def run(fields: array.array[int], batch: Batch, rule: Rule) -> None:
-    """The step of tensors that are described already."""
+def run(fields: array.array[int], batch: Batch, rule: Rule, what: int = native.READ | native.MOVE) -> None:
+    """The step, or a part of it, of tensors that are described already."""
     library = native.load()
-    step = library.matrix_adagrad_sparse_step if batch.grads[0].is_sparse else library.matrix_adagrad_step
     at, _ = fields.buffer_info()
     random = rule.stochastic_rounding and any(param.dtype is torch.bfloat16 for param in batch.params)
     torch.autograd.graph.increment_version([*batch.params, *batch.averages, *batch.statistics, *batch.steps])
-    if step(at, len(batch.params), _rule(rule, random), torch.get_num_threads()):
+    arguments = (at, len(batch.params), _rule(rule, random), torch.get_num_threads())
+    if batch.grads[0].is_sparse:
+        failed = library.matrix_adagrad_sparse_step(*arguments)
+    else:
+        failed = library.matrix_adagrad_step(*arguments, what)
+    if failed:
         raise MemoryError("no memory was left to sort and sum gradients: the step was not taken, or not for all")
 
 
 def compiled(batch: Batch, rule: Rule) -> None:
     """The same as one operator, which torch.compile and fake tensors know."""
-    view = rule.geometry.view
     beta1, beta2 = rule.betas or (0.0, 0.0)
     torch.ops.matrix_adagrad.step(
-        [view(param) for param in batch.params],
-        [view(grad) for grad in batch.grads],
-        [view(average) for average in batch.averages],
-        batch.statistics,
-        batch.steps,
+        *batch,
         rule.lr if isinstance(rule.lr, Tensor) else torch.tensor(rule.lr, dtype=torch.float64, device="cpu"),
         [rule.eps, rule.weight_decay, beta1, beta2],
         [
@@ -226,7 +232,6 @@ def compiled(batch: Batch, rule: Rule) -> None:
             rule.bias_correction,
             rule.decoupled_weight_decay,
             rule.maximize,
-            rule.reduction == "mean",
             rule.stochastic_rounding,
         ],
     )
@@ -239,15 +244,17 @@ def _step(
     averages: list[Tensor],
     statistics: list[Tensor],
     steps: list[Tensor],
+    members: list[int],
+    lone: list[bool],
     lr: Tensor,
     numbers: list[float],
     flags: list[bool],
 ) -> None:
     eps, weight_decay, beta1, beta2 = numbers
-    momentum, bias_correction, decoupled, maximize, mean, stochastic_rounding = flags
+    momentum, bias_correction, decoupled, maximize, stochastic_rounding = flags
     rule = Rule(
-        geometry=Entry(),  # tensors come in the shape that their statistics broadcast against
-        reduction="mean" if mean else "sum",
+        geometry=Entry(),  # of this and of the next the batch knows what it needs
+        reduction="sum",
         lr=lr,
         eps=eps,
         betas=(beta1, beta2) if momentum else None,
@@ -259,7 +266,7 @@ def _step(
         capturable=False,
     )
     try:
-        fused(Batch(params, grads, averages, statistics, steps), rule)
+        fused(Batch(params, grads, averages, statistics, steps, members, lone), rule)
     except NotCoveredError as reason:
         raise reason.refusal() from None
 

@@ -5,40 +5,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
+from matrix_adagrad.geometry import sum_squares
+from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, shared_dims, store, widen
 
 
-def reference(batch: Batch, rule: Rule) -> None:
-    """One step for every parameter."""
-    view = rule.geometry.view
-    for i, (param, grad) in enumerate(zip(batch.params, batch.grads, strict=True)):
-        statistic, step = batch.statistics[i], batch.steps[i]
+def _read(batch: Batch, rule: Rule) -> list[Tensor]:
+    """‖G_{t,i,:}‖² for each row i; the gradients join their running averages."""
+    squares = []
+    for i, statistic in enumerate(batch.statistics):
+        g = _gradient(i, batch, rule)
+        squares.append(sum_squares(g, shared_dims(g, statistic)))
+        if rule.betas is not None:
+            batch.averages[i].lerp_(g, 1 - rule.betas[0])
+    return squares
+
+
+def _accumulate(batch: Batch, squares: list[Tensor], rule: Rule) -> None:
+    """V_t = V_{t-1} + ‖G_t‖², or the running average; and one more step."""
+    for statistic, square, step, members in zip(batch.statistics, squares, batch.steps, batch.members, strict=True):
         step += 1
-        x, g = _read(param, param), _read(grad, param)
-        if rule.maximize:
-            g = -g
+        if rule.betas is None:
+            statistic += square / members
+        else:
+            statistic.mul_(rule.betas[1]).add_(square / members, alpha=1 - rule.betas[1])
+
+
+def _move(batch: Batch, rule: Rule) -> None:
+    """X_{t+1} = X_t - η G_t / s_t."""
+    for i, param in enumerate(batch.params):
+        x = _as_read(param, param)
+        direction = _gradient(i, batch, rule) if rule.betas is None else _as_read(batch.averages[i], param)
         if rule.weight_decay != 0 and rule.decoupled_weight_decay:
             x = x * (1 - rule.lr * rule.weight_decay)
-        elif rule.weight_decay != 0:  # L2: the penalty's gradient is part of G_t, and so of the statistic
-            g = g + rule.weight_decay * x
-
-        square = rule.geometry.statistic(g) / rule.members(param)  # ‖G_{t,i,:}‖² for each row i
-        if rule.betas is None:
-            statistic += square
-            direction = g
-        else:
-            beta1, beta2 = rule.betas
-            statistic.mul_(beta2).add_(square, alpha=1 - beta2)
-            direction = _read(batch.averages[i].lerp_(g, 1 - beta1), param)
-
-        correction1, correction2 = rule.corrections(step)
-        s = root(statistic / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
+        correction1, correction2 = rule.corrections(batch.steps[i])
+        s = root(batch.statistics[i] / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
         scale = quotient(rule.lr / correction1, s)
-        x = view(x) - scale * view(direction)  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t): see `confine`
-        store(param, x.view(param.shape), stochastic_rounding=rule.stochastic_rounding)
+        x = x - scale * direction  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t): see `confine`
+        store(param, x, rule, i)
 
 
-def _read(x: Tensor, param: Tensor) -> Tensor:
+reference = Parts(_read, _accumulate, _move)
+
+
+def _gradient(i: int, batch: Batch, rule: Rule) -> Tensor:
+    g, x = _as_read(batch.grads[i], batch.params[i]), batch.params[i]
+    if rule.maximize:
+        g = -g
+    if rule.weight_decay != 0 and not rule.decoupled_weight_decay:  # the penalty's gradient is part of G_t
+        g = g + rule.weight_decay * _as_read(x, x)
+    return g
+
+
+def _as_read(x: Tensor, param: Tensor) -> Tensor:
     """``x`` widened; a copy while autograd records, for which ``x`` must not be overwritten under its hands."""
     return widen(x, param).clone() if torch.is_grad_enabled() else widen(x, param)
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Geometry, wide_dtype
+from matrix_adagrad.geometry import Geometry, Shape, wide_dtype
 
 
 class Batch(NamedTuple):
     """Parameters that take a step together, their gradients and their state.
 
-    ``averages`` (of gradients) is empty unless the rule has betas.
+    Statistics broadcast against parameters: where one has size 1, entries share a scale. So a dense step need not know
+    the geometry, nor whether a parameter is whole or a part of one.
     """
 
     params: list[Tensor]
     grads: list[Tensor]
-    averages: list[Tensor]
+    averages: list[Tensor]  # of gradients; none unless the rule has betas
     statistics: list[Tensor]
     steps: list[Tensor]
+    members: list[int]  # what the sum of squares over a block is divided by
+    lone: list[bool]  # whether this is all that lies here of a parameter with more blocks: its one row, or column
+
+    def some(self, which: list[int]) -> Batch:
+        """The parameters of these numbers alone."""
+        return Batch(*[[values[i] for i in which] if values else [] for values in self])  # type: ignore[arg-type]
 
 
 class Rule(NamedTuple):
@@ -48,11 +57,12 @@ class Rule(NamedTuple):
     maximize: bool
     stochastic_rounding: bool
     capturable: bool
+    seed: int | None = None  # of the stochastic rounding; None draws from torch's generator
 
-    def members(self, param: Tensor) -> int:
-        """What the sum over a block is divided by."""
+    def members(self, shape: Shape) -> int:
+        """What the sum over a block of a tensor of this shape is divided by."""
         # A block without entries has an empty sum, and its mean is 0 too.
-        return max(1, self.geometry.members(param.shape)) if self.reduction == "mean" else 1
+        return max(1, self.geometry.members(shape)) if self.reduction == "mean" else 1
 
     def corrections(self, step: Tensor) -> tuple[float | Tensor, float | Tensor]:
         """1 - β₁ᵗ and 1 - β₂ᵗ, which undo the running averages' start from zero; 1 and 1 if nothing is to be undone."""
@@ -72,26 +82,63 @@ def _one_minus_power(beta: float, t: float | Tensor) -> float | Tensor:
     return -torch.expm1(exponent) if isinstance(exponent, Tensor) else -math.expm1(exponent)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A step: gradients are read, their squares join the statistics, parameters move.
+
+    The parts can be run on their own: the squares of a block that lies on several machines are added up in between.
+    """
+
+    read: Callable[[Batch, Rule], list[Tensor]]
+    accumulate: Callable[[Batch, list[Tensor], Rule], None]
+    move: Callable[[Batch, Rule], None]
+
+    def __call__(self, batch: Batch, rule: Rule) -> None:
+        """One step for every parameter."""
+        self.accumulate(batch, self.read(batch, rule), rule)
+        self.move(batch, rule)
+
+
+def seen(batch: Batch, geometry: Geometry) -> Batch:
+    """Whole parameters with dense gradients, in the shapes that their statistics broadcast against."""
+    if all(param.dim() == statistic.dim() for param, statistic in zip(batch.params, batch.statistics, strict=True)):
+        return batch
+    params, grads, averages = ([geometry.view(x) for x in tensors] for tensors in batch[:3])
+    return batch._replace(params=params, grads=grads, averages=averages)
+
+
+def shared_dims(x: Tensor, statistic: Tensor) -> tuple[int, ...]:
+    """The dimensions of ``x`` along which entries share a scale."""
+    return tuple([d for d, size in enumerate(statistic.shape) if size != x.shape[d]])
+
+
 def widen(x: Tensor, like: Tensor) -> Tensor:
     """``x`` in the dtype of the arithmetic for the parameter ``like``: itself if it has it already."""
     dtype = wide_dtype(like.dtype)
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def store(param: Tensor, x: Tensor, *, stochastic_rounding: bool) -> None:
-    """Write ``x`` into ``param``; where the parameter is narrower than the arithmetic, this is the only rounding."""
-    if stochastic_rounding and param.dtype is torch.bfloat16:
-        x = round_stochastically(x)
+def store(param: Tensor, x: Tensor, rule: Rule, number: int) -> None:
+    """Write ``x`` into a parameter, the ``number``-th of its batch.
+
+    Where the parameter is narrower than the arithmetic, this is the only rounding.
+    """
+    if rule.stochastic_rounding and param.dtype is torch.bfloat16:
+        seeded = None if rule.seed is None else torch.Generator(x.device).manual_seed(rule.seed + number)
+        x = round_stochastically(x, seeded)
     param.copy_(x)
 
 
-def round_stochastically(x: Tensor) -> Tensor:
+def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """``x`` (float32) rounded to a number of bfloat16, up or down at random, so that the mean is ``x``.
 
     bfloat16 is the upper half of a float32. A uniform number below one unit of the upper half is added, and the lower
     half is cut off: the carry happens with exactly the probability that the lower half calls for.
     """
     finite = x.isfinite()  # on NaN the carry could run into the sign; on infinity there is nothing to round
-    noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
+    if generator is None:
+        noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
+    else:
+        noise = torch.randint(1 << 16, x.shape, generator=generator, dtype=torch.int32, device=x.device)
     rounded = noise.add_(x.view(torch.int32)).bitwise_and_(-(1 << 16)).view(torch.float32)
     return torch.where(finite, rounded, x, out=rounded)

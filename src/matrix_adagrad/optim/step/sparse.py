@@ -41,7 +41,7 @@ def sparse(batch: Batch, rule: Rule) -> None:
         x.view(view).addcmul_(direction.view(view), scale, value=-1)
         if x.dtype != param.dtype:
             rows = torch.empty_like(x, dtype=param.dtype)
-            store(rows, x, stochastic_rounding=rule.stochastic_rounding)
+            store(rows, x, rule, i)
             x = rows
         param.index_copy_(0, index, x)
 
@@ -68,7 +68,7 @@ def _accumulate(
         view, where = (len(index), *cut[1:]), index
         if rows_a_group > 1:
             view, where = (len(index), 1, *cut[2:]), index // rows_a_group
-    squares = sum_squares(g.view(view), dims) / rule.members(param)
+    squares = sum_squares(g.view(view), dims) / rule.members(param.shape)
     if rule.betas is not None:
         beta2 = rule.betas[1]
         squares = squares * (1 - beta2)

@@ -9,61 +9,83 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from matrix_adagrad import native
 from matrix_adagrad.optim.step.foreach import foreach
 from matrix_adagrad.optim.step.fused import NotCoveredError, compiled, describe, run
 from matrix_adagrad.optim.step.reference import reference
-from matrix_adagrad.optim.step.rule import Batch, Rule
+from matrix_adagrad.optim.step.rule import Batch, Parts, Rule
 from matrix_adagrad.optim.step.sparse import sparse
 
 
 def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
-    """The step, ready to be run, in parts; an error if the way that the user asks for is not possible."""
+    """The step, ready to be run, in pieces; an error if the way that the user asks for is not possible."""
     if group["fused"] or _may_be_fused(group):
-        if not torch.compiler.is_compiling() and _are_plain(batch.params):
-            fields, covered, batch = _covered(batch, rule, group)
-            if covered.params:
-                yield functools.partial(run, fields, covered, rule)
+        if not torch.compiler.is_compiling() and are_plain(batch.params):
+            fields, covered, rest = _covered(batch, group)
+            if covered:
+                yield functools.partial(run, fields, batch.some(covered) if rest else batch, rule)
+            batch = batch.some(rest)
         elif group["fused"]:
             yield functools.partial(compiled, batch, rule)
             return
     if batch.params and batch.grads[0].is_sparse:
         yield functools.partial(sparse, batch, rule)
     elif batch.params:
-        yield functools.partial(foreach if _runs_foreach(batch.params, group) else reference, batch, rule)
+        yield functools.partial(_in_torch(batch.params, group), batch, rule)
 
 
-def _covered(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> tuple[array.array[int], Batch, Batch]:
-    """What the kernels need to know of the tensors that they cover, these tensors, and the rest."""
+def way_in_parts(batch: Batch, group: Mapping[str, Any]) -> Parts:
+    """The same for a step with a pause between reading and moving; for this batch, whose tensors are plain, alone."""
+    sums, otherwise = [torch.empty_like(statistic) for statistic in batch.statistics], _in_torch(batch.params, group)
+    if not (group["fused"] or _may_be_fused(group)):
+        return otherwise
+    fields, covered, rest = _covered(batch, group, sums)
+    if not covered:
+        return otherwise
+    native_some, some = batch.some(covered), batch.some(rest)
+
+    def read(_: Batch, rule: Rule) -> list[Tensor]:
+        run(fields, native_some, rule, native.READ)
+        for i, squares in zip(rest, otherwise.read(some, rule), strict=True):
+            sums[i] = squares
+        return sums
+
+    def move(_: Batch, rule: Rule) -> None:
+        run(fields, native_some, rule, native.MOVE)
+        if rest:
+            otherwise.move(some, rule)
+
+    return Parts(read, otherwise.accumulate, move)
+
+
+def _covered(
+    batch: Batch, group: Mapping[str, Any], sums: list[Tensor] | None = None
+) -> tuple[array.array[int], list[int], list[int]]:
+    """What the kernels need to know of the tensors that they cover, the numbers of these, and of the rest."""
     fields, covered, rest = array.array("q"), [], []
     for i in range(len(batch.params)):
         try:
-            fields.extend(describe(batch, rule, i))
+            fields.extend(describe(batch, i, None if sums is None else sums[i]))
             covered.append(i)
         except NotCoveredError as reason:
             if group["fused"]:
                 raise reason.refusal() from None
             rest.append(i)
-    if not rest:
-        return fields, batch, Batch([], [], [], [], [])
-    return fields, _some(batch, covered), _some(batch, rest)
-
-
-def _some(batch: Batch, which: list[int]) -> Batch:
-    return Batch(*[[tensors[i] for i in which] if tensors else [] for tensors in batch])
+    return fields, covered, rest
 
 
 def _may_be_fused(group: Mapping[str, Any]) -> bool:
     return group["fused"] is None and group["foreach"] is None and not group["differentiable"]
 
 
-def _runs_foreach(params: list[Tensor], group: Mapping[str, Any]) -> bool:
+def _in_torch(params: list[Tensor], group: Mapping[str, Any]) -> Parts:
     """The user's own choice, else foreach wherever its operators work: on plain tensors, without autograd."""
     if group["foreach"] is not None:
-        return bool(group["foreach"])
-    return not group["differentiable"] and _are_plain(params)
+        return foreach if group["foreach"] else reference
+    return foreach if not group["differentiable"] and are_plain(params) else reference
 
 
-def _are_plain(params: list[Tensor]) -> bool:
-    return all(type(param) in (Tensor, Parameter) for param in params)
+def are_plain(params: list[Tensor]) -> bool:
+    """Whether torch's operators see all tensors as they are, not as DTensors and other subclasses do."""
+    return all(type(param).__torch_dispatch__ is Tensor.__torch_dispatch__ for param in params)

@@ -1,0 +1,310 @@
+"""Parameters that are sharded over many machines: PyTorch's DTensors.
+
+A statistic takes its parameter's own placements. A dimension that lies outside of the blocks is sharded as the
+parameter's is: scales live with their rows. Where a dimension inside of the blocks is sharded, the statistic is
+replicated, and the sums of squares are added up over exactly those dimensions of the mesh. Everything else is the
+ordinary step on what lies here, and all decisions come from the whole parameter's shape.
+
+`torch.distributed.tensor` takes a second to import: this module is for those who have it already.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from matrix_adagrad.domains import Domain
+from matrix_adagrad.geometry import Geometry
+from matrix_adagrad.optim.step import Batch, Parts, Rule, confine, way_in_parts
+
+__all__ = [
+    "Divided",
+    "add_up",
+    "confine_shards",
+    "empty_statistic",
+    "here",
+    "localize",
+    "part_of_domain",
+    "put",
+    "statistic_layout",
+    "taken_over",
+    "total",
+]
+
+
+class Layout(NamedTuple):
+    """How a statistic is laid over a mesh, and the mesh's dimensions that its blocks are divided over."""
+
+    placements: tuple[Placement, ...]
+    divided: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]) -> Layout:
+    """The layout of the statistic of a parameter of this (whole) shape with these placements."""
+    inside, parts = geometry.dims(shape), geometry.parts(shape)
+    own: list[Placement] = []
+    for placement in placements:
+        at = parts[placement.dim] if isinstance(placement, Shard | _StridedShard) else []
+        # A dimension that is cut into blocks may be sharded anywhere: its few scales are everywhere.
+        own.append(_moved(placement, at[0]) if len(at) == 1 and at[0] not in inside else Replicate())
+    pairs = enumerate(zip(placements, own, strict=True))
+    divided = [i for i, (theirs, mine) in pairs if mine.is_replicate() and not theirs.is_replicate()]
+    return Layout(tuple(own), tuple(divided))
+
+
+def _moved(placement: Placement, dim: int) -> Placement:
+    """The same placement along another dimension."""
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(dim, split_factor=placement.split_factor)
+    return Shard(dim)
+
+
+# --------------------------------------------------------------------------------------------------- what lies here
+
+
+def here(x: Tensor) -> Tensor:
+    """The part of a tensor that lies on this machine."""
+    if not isinstance(x, DTensor):
+        return x
+    local = x.to_local()
+    return local.wait() if hasattr(local, "wait") else local  # it may still be on its way
+
+
+def _numbers(size: int, dim: int, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+    """The numbers, along a dimension of this whole size, of what lies here."""
+    own = [
+        _moved(placement, 0) if isinstance(placement, Shard | _StridedShard) and placement.dim == dim else Replicate()
+        for placement in placements
+    ]
+    everything = torch.arange(size, device=mesh.device_type)
+    return here(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu()
+
+
+class _Piece(NamedTuple):
+    """What lies here of a parameter, or a part of it that the kernels can take: where, in which shape, and its V."""
+
+    where: tuple[slice, ...]
+    shape: tuple[int, ...]
+    scales: tuple[slice, ...]
+
+
+_ALL = slice(None)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _pieces(
+    geometry: Geometry, shape: torch.Size, local: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]
+) -> tuple[_Piece, ...]:
+    """One piece, unless a dimension is both cut into blocks and sharded: then one for each block that is met."""
+    cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
+    for d, parts in enumerate(geometry.parts(shape)):
+        sizes = [cut[part] for part in parts]
+        sharded = any(isinstance(p, Shard | _StridedShard) and p.dim == d for p in placements)
+        if len(parts) == 1 or not sharded:
+            along.append([_Piece((_ALL,), (local[d],) if len(parts) == 1 else tuple(sizes), (_ALL,) * len(parts))])
+            continue
+        along.append([])
+        numbers = _numbers(shape[d], d, mesh, placements).tolist()
+        for start, end in _runs(numbers, sizes[-1]):
+            extent = (*[1] * (len(parts) - 1), end - start)
+            first = [int(k) for k in torch.unravel_index(torch.tensor(numbers[start]), sizes)]
+            scales = [slice(k, k + size) for k, size in zip(first, extent, strict=True)]
+            scales = [_ALL if part in inside else own for part, own in zip(parts, scales, strict=True)]
+            along[-1].append(_Piece((slice(start, end),), extent, tuple(scales)))
+    joined = (zip(*pieces, strict=True) if pieces else ((), (), ()) for pieces in itertools.product(*along))
+    return tuple(_Piece(*(tuple(itertools.chain(*field)) for field in fields)) for fields in joined)
+
+
+def _runs(numbers: list[int], length: int) -> Iterator[tuple[int, int]]:
+    """The stretches of neighbours that lie in one stretch of this length."""
+    start = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1 or numbers[i] // length != numbers[start] // length:
+            yield start, i
+            start = i
+
+
+def _pieces_of(param: DTensor, geometry: Geometry) -> tuple[_Piece, ...]:
+    return _pieces(geometry, param.shape, here(param).shape, param.device_mesh, param.placements)
+
+
+def localize(batch: Batch, geometry: Geometry) -> tuple[Batch, Batch]:
+    """What lies here of the parameters whose blocks do so as a whole, as plain tensors; and the other parameters."""
+    whole, divided = Batch([], [], [], [], [], [], []), []
+    for i, param in enumerate(batch.params):
+        if isinstance(param, DTensor) and statistic_layout(geometry, param.shape, param.placements).divided:
+            divided.append(i)
+            continue
+        (piece,) = _pieces_of(param, geometry) if isinstance(param, DTensor) else [None]
+        shape = geometry.cut(param.shape) if piece is None else piece.shape
+        _append(whole, batch, i, [here(x).view(shape) for x in _full_size(batch, i)], here(batch.statistics[i]))
+    return whole, batch.some(divided)
+
+
+def _full_size(batch: Batch, i: int) -> list[Tensor]:
+    """A parameter, its gradient, and the average of its gradients."""
+    param, grad = batch.params[i], batch.grads[i]
+    if (
+        isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements
+    ):  # a sum that is not taken yet
+        grad = grad.redistribute(param.device_mesh, param.placements)
+    return [param, grad, *batch.averages[i : i + 1]]
+
+
+def _append(to: Batch, batch: Batch, i: int, full_size: list[Tensor], statistic: Tensor) -> None:
+    for values, x in zip(to[:3], full_size, strict=False):
+        values.append(x)
+    to.statistics.append(statistic)
+    to.steps.append(batch.steps[i])
+    to.members.append(batch.members[i])
+    to.lone.append(statistic.numel() == 1 < batch.statistics[i].numel())
+
+
+# ------------------------------------------------------------------------------------------- blocks on many machines
+
+
+class _Group(NamedTuple):
+    """Machines that add up, and the kind of device on which they can: parameters may be offloaded from it."""
+
+    processes: dist.ProcessGroup
+    device_type: str
+
+
+class Divided:
+    """The step of parameters whose blocks are divided over a mesh: `read`, then `add_up` the sums, then `finish`."""
+
+    def __init__(self, batch: Batch, rule: Rule, group: Mapping[str, Any]) -> None:
+        self._rule = rule
+        self._statistics = batch._replace(statistics=[here(statistic) for statistic in batch.statistics])
+        self._pieces, self._places = Batch([], [], [], [], [], [], []), []
+        self.groups: list[list[_Group]] = []  # of each parameter: those that its sums are added up over
+        for i, param in enumerate(batch.params):
+            assert isinstance(param, DTensor)
+            layout = statistic_layout(rule.geometry, param.shape, param.placements)
+            mesh = param.device_mesh
+            self.groups.append([_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided])
+            full_size, statistic = [here(x) for x in _full_size(batch, i)], self._statistics.statistics[i]
+            for piece in _pieces_of(param, rule.geometry):
+                if here(param)[piece.where].numel():
+                    parts = [x[piece.where].view(piece.shape) for x in full_size]
+                    _append(self._pieces, batch, i, parts, statistic[piece.scales])
+                    self._places.append((i, piece.scales))
+        self._way: Parts = way_in_parts(self._pieces, group)
+        self.sums: list[Tensor] = []
+
+    def read(self) -> None:
+        """The squares of what lies here."""
+        self.sums = [torch.zeros_like(statistic) for statistic in self._statistics.statistics]
+        squares = self._way.read(self._pieces, self._rule) if self._places else []
+        for (i, scales), sums in zip(self._places, squares, strict=True):
+            self.sums[i][scales] += sums
+
+    def finish(self) -> None:
+        """The rest of the step, with sums that are complete."""
+        self._way.accumulate(self._statistics, self.sums, self._rule)
+        if self._places:
+            self._way.move(self._pieces, self._rule)
+
+
+def add_up(steps: list[Divided]) -> Iterator[None]:
+    """Read all gradients, and add up their sums with one call for each dimension of a mesh.
+
+    Pauses while a call is on its way, for work that does not need the sums.
+    """
+    for step in steps:
+        step.read()
+    pairs = [pair for step in steps for pair in zip(step.sums, step.groups, strict=True)]
+    for group in dict.fromkeys(itertools.chain.from_iterable(groups for _, groups in pairs)):
+        sums = [own for own, groups in pairs if group in groups]
+        flat = torch.cat([own.flatten() for own in sums]).to(group.device_type)
+        call = dist.all_reduce(flat, group=group.processes, async_op=True)
+        yield
+        call.wait()
+        for own, total in zip(sums, flat.split([own.numel() for own in sums]), strict=True):
+            own.copy_(total.view(own.shape))
+
+
+# ------------------------------------------------------------------------------------------------------------- state
+
+
+def empty_statistic(param: DTensor, geometry: Geometry, empty_like: Any, dtype: torch.dtype) -> Tensor:
+    """A statistic of the parameter's, in its own layout; ``empty_like`` makes a plain one."""
+    shape = geometry.statistic_shape(param.shape)
+    layout = statistic_layout(geometry, param.shape, param.placements)
+    sizes = list(shape)
+    for placement in layout.placements:
+        if isinstance(placement, Shard | _StridedShard):
+            source = next(d for d, parts in enumerate(geometry.parts(param.shape)) if parts == [placement.dim])
+            sizes[placement.dim] = here(param).shape[source]
+    local = empty_like(here(param), tuple(sizes), dtype)
+    strides = empty_like(torch.empty_strided(param.shape, param.stride(), device="meta"), shape, dtype).stride()
+    statistic: Tensor = DTensor.from_local(
+        local, param.device_mesh, layout.placements, run_check=False, shape=torch.Size(shape), stride=strides
+    )
+    return statistic.to(local.device)  # the parameter may be offloaded from the mesh's devices
+
+
+def taken_over(value: Tensor, like: Tensor) -> Tensor:
+    """A saved value, whole or in shards, as the part of it that belongs where ``like`` lies."""
+    if not isinstance(like, DTensor):
+        return value.full_tensor() if isinstance(value, DTensor) else value
+    if isinstance(value, DTensor):
+        return here(value.redistribute(like.device_mesh, like.placements))
+    return here(distribute_tensor(value.detach(), like.device_mesh, like.placements, src_data_rank=None))
+
+
+# ----------------------------------------------------------------------------------------------------------- domains
+
+
+def part_of_domain(param: DTensor, domain: Domain) -> tuple[Tensor, Domain]:
+    """The rows that lie here and their domain, if they have one of their own; else the whole parameter, gathered."""
+    if domain.is_separable_by_rows(param.shape) and not any(_splits_rows(p) for p in param.placements):
+        rows = _numbers(param.shape[0], 0, param.device_mesh, param.placements)
+        return here(param), domain.of_rows(rows.to(here(param).device), param.shape)
+    return param.full_tensor(), domain
+
+
+def _splits_rows(placement: Placement) -> bool:
+    return isinstance(placement, Shard | _StridedShard) and placement.dim != 0
+
+
+def put(param: DTensor, x: Tensor) -> None:
+    """Write what `part_of_domain` gave, and what became of it."""
+    mine = here(param)
+    if x is not mine:
+        mine.copy_(x if x.shape == mine.shape else taken_over(x, param))
+
+
+def confine_shards(batch: Batch, rule: Rule, domain: Domain) -> None:
+    """`confine` for parameters some of which are sharded."""
+    for i, param in enumerate(batch.params):
+        one = batch.some([i])
+        if not isinstance(param, DTensor):
+            confine(one, rule, domain)
+            continue
+        x, own = part_of_domain(param, domain)
+        statistic = batch.statistics[i]
+        assert isinstance(statistic, DTensor)
+        if own.depends_on_metric and (x.shape == param.shape or statistic.dim() != param.dim()):
+            x, own = param.full_tensor(), domain
+            confine(one._replace(params=[x], grads=[x], statistics=[statistic.full_tensor()]), rule, own)
+        else:
+            confine(one._replace(params=[x], grads=[x], statistics=[here(statistic)]), rule, own)
+        put(param, x)
+
+
+def total(value: float, param: DTensor) -> float:
+    """The sum of a number over the machines that the parameter is divided over."""
+    placements = [Replicate() if placement.is_replicate() else Partial() for placement in param.placements]
+    number = torch.tensor(value, device=param.device_mesh.device_type)
+    return float(DTensor.from_local(number, param.device_mesh, placements, run_check=False).full_tensor())

@@ -1,0 +1,50 @@
+"""A run on any layout gives the result of a single process."""
+
+import functools
+
+import pytest
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad.domains import FrobeniusBall
+from matrix_adagrad.geometry import Column, Entry, Row, Whole
+from tests.distributed.layouts import LAYOUTS, Layout, assert_follows
+
+GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=2, columns=None))
+OPTIMIZERS = (MatrixAdaGrad, MatrixMomentum)
+MOST_MIXED = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+SETTINGS = (
+    {"reduction": "mean"},
+    {"weight_decay": 0.1},
+    {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
+    {"eps": 0.0},
+    {"capturable": True},
+    {"foreach": True},
+    {"foreach": False, "fused": False},
+    {"fused": True},
+)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_run_on_any_layout_is_that_of_a_single_process(ranks, layout, geometry, optimizer):
+    ranks.run(layout.world, assert_follows, functools.partial(optimizer, lr=0.1, geometry=geometry), layout)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("geometry", [Row(), Column(), Blocks(rows=2)], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_with_every_option(ranks, setting, geometry, optimizer):
+    make = functools.partial(optimizer, lr=0.1, geometry=geometry, **setting)
+    for layout in (Layout((3,), (Shard(0),)), MOST_MIXED):
+        ranks.run(layout.world, assert_follows, make, layout, 5)
+
+
+@pytest.mark.parametrize("geometry", [Row(), Column()], ids=str)
+@pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), Layout((2, 2), (Shard(0), Shard(1)))], ids=str)
+@pytest.mark.parametrize("domain", [FrobeniusBall(3.0)], ids=str)
+def test_with_a_domain(ranks, domain, layout, geometry):
+    make = functools.partial(MatrixAdaGrad, lr=0.1, geometry=geometry, domain=domain, project_start=True)
+    ranks.run(layout.world, assert_follows, make, layout)
