@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NEEDS_DATA = {"nonnegative_movielens"}  # run by `make test-integrations`
+# Run by `make test-integrations`, and by tests/distributed, under torchrun.
+ELSEWHERE = {"nonnegative_movielens", "embedding_shards", "fsdp2_train"}
 
 
 @pytest.mark.separate_process
-@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - NEEDS_DATA))
+@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - ELSEWHERE))
 def test_the_example_runs(name):
     run = subprocess.run([sys.executable, "-W", "error", EXAMPLES / f"{name}.py"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -104,11 +104,11 @@ def assert_follows(make: Callable[[list[Parameter]], Any], layout: Layout, steps
             assert_same(many.state[theirs][key], value, exact=exact)
 
 
-def assert_same(theirs: Tensor, mine: Tensor, *, exact: bool) -> None:
+def assert_same(theirs: Tensor, mine: Tensor, *, exact: bool, tolerance: float = 1e-6) -> None:
     whole = theirs.full_tensor() if hasattr(theirs, "full_tensor") else theirs
     assert whole.shape == mine.shape
     assert whole.dtype == mine.dtype
     if exact:
         assert torch.equal(whole, mine), (whole - mine).abs().max()
     else:
-        assert (whole - mine).abs().max() <= 1e-6 * mine.abs().max()
+        assert (whole - mine).abs().max() <= tolerance * mine.abs().max()

@@ -45,7 +45,8 @@ class Ranks:
 
     def close(self) -> list[int]:
         """Ask all ranks to end; their exit codes."""
-        return [code for world in self._worlds.values() for code in world.close()]
+        worlds, self._worlds = self._worlds, {}
+        return [code for world in worlds.values() for code in world.close()]
 
 
 class World:

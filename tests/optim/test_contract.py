@@ -290,7 +290,15 @@ def test_init_state_makes_the_state_of_all_trainable_parameters_and_changes_no_r
 
 
 class Tagged(torch.Tensor):
-    """A subclass, as libraries make them."""
+    """A subclass, as libraries make them: TorchRec's slices of tables are parameters of one."""
+
+
+class Watched(torch.Tensor):
+    """A subclass that has a say in what torch does to it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +311,8 @@ class Tagged(torch.Tensor):
         ({"foreach": True}, torch.ones(2, 2), "foreach"),
         ({"differentiable": True}, torch.ones(2, 2), "reference"),
         ({}, torch.ones(2, 2, dtype=torch.complex64), "foreach"),
-        ({}, torch.ones(2, 2).as_subclass(Tagged), "reference"),
+        ({}, torch.ones(2, 2).as_subclass(Tagged), "run"),
+        ({}, torch.ones(2, 2).as_subclass(Watched), "reference"),
     ],
 )
 def test_the_users_choice_of_the_way_is_obeyed_and_the_default_is_the_fastest(options, tensor, expected, monkeypatch):

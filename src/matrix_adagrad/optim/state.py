@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
@@ -47,7 +48,7 @@ class StatefulOptimizer(Optimizer):
         """
         for group in self.param_groups:
             for param in group["params"]:
-                if param.requires_grad:
+                if param.requires_grad and not is_lazy(param):
                     self._state_of(param, group)
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -73,7 +74,13 @@ class StatefulOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:
-        """The state, as of every torch optimizer; geometries and domains are saved by name: files hold plain types."""
+        """The state, as of every torch optimizer; geometries and domains are saved by name: files hold plain types.
+
+        After a step it is complete: parameters that never had a gradient are in it too, as checkpoints of many machines
+        want them.
+        """
+        if self.state:
+            self.init_state()
         # The first of the post-hooks: users' own see what is saved.
         handle = self.register_state_dict_post_hook(_name_values, prepend=True)
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from matrix_adagrad import native
 from matrix_adagrad.optim.step.foreach import foreach
@@ -87,5 +88,13 @@ def _in_torch(params: list[Tensor], group: Mapping[str, Any]) -> Parts:
 
 
 def are_plain(params: list[Tensor]) -> bool:
-    """Whether torch's operators see all tensors as they are, not as DTensors and other subclasses do."""
-    return all(type(param).__torch_dispatch__ is Tensor.__torch_dispatch__ for param in params)
+    """Whether all tensors are what they look like: no shards, and no subclass that has a say in torch's functions."""
+    return all(type(param) in _PLAIN or _is_plain(type(param)) for param in params)
+
+
+_PLAIN = {Tensor, Parameter}
+
+
+def _is_plain(cls: type) -> bool:
+    others = cls.__mro__[: cls.__mro__.index(Parameter if issubclass(cls, Parameter) else Tensor)]
+    return not any(hook in vars(other) for other in others for hook in ("__torch_function__", "__torch_dispatch__"))

@@ -1,0 +1,181 @@
+"""Checkpoints of a run on any number of ranks: written by `torch.distributed.checkpoint`, and never half.
+
+A checkpoint gets its name when all of it is on the disk; one that was cut off, or that has lost bytes since, is not
+used: the one before is. It can be loaded on another number of ranks, and in another layout, than it was saved on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.nn import Module
+from torch.optim import Optimizer
+
+__all__ = ["Checkpoints", "missing_from"]
+
+_logger = logging.getLogger("matrix_adagrad")
+_PREFIX, _UNFINISHED = "step-", ".unfinished"
+
+
+class Stateful(Protocol):
+    """What has a state besides the model and the optimizer: a scheduler, a sampler, a counter."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+class Checkpoints:
+    """The checkpoints of a run, in a folder that all ranks see.
+
+    Args:
+        folder: where they are, one folder each; it is made if it is not there.
+        model: the model, whole or sharded.
+        optimizer: its optimizer.
+        keep: how many are kept; older ones are removed after a newer one is complete.
+        others: what else has a state, by name. It is saved by rank 0, and the same on all ranks.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from matrix_adagrad import RowAdaGrad
+        >>> from matrix_adagrad.checkpoints import Checkpoints
+        >>> def run(folder, steps):
+        ...     torch.manual_seed(0)
+        ...     model = torch.nn.Linear(4, 2)
+        ...     optimizer = RowAdaGrad(model.parameters(), lr=0.1)
+        ...     checkpoints = Checkpoints(folder, model, optimizer)
+        ...     for step in range(checkpoints.resume(), steps):
+        ...         optimizer.zero_grad()
+        ...         model(torch.full((1, 4), float(step))).sum().backward()
+        ...         optimizer.step()
+        ...         checkpoints.save(step + 1)
+        ...     return model.weight.detach()
+        >>> with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        ...     broken_off = run(folder, 3)
+        ...     torch.equal(run(folder, 5), run(other, 5))
+        True
+    """
+
+    def __init__(
+        self, folder: str | Path, model: Module, optimizer: Optimizer, *, keep: int = 2, **others: Stateful
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.folder, self.model, self.optimizer, self.keep, self.others = Path(folder), model, optimizer, keep, others
+
+    def save(self, step: int) -> Path:
+        """Save the state after so many steps. All ranks call this; it returns when all is on the disk."""
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        path = self.folder / f"{_PREFIX}{step:09}"
+        unfinished = path.with_name(path.name + _UNFINISHED)
+        if _is_first():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
+        _wait_for_all()
+        if hasattr(self.optimizer, "init_state"):
+            self.optimizer.init_state()  # else torch makes the state of an optimizer that never stepped by a step
+        with _alone():
+            save(self._state(step), checkpoint_id=unfinished)
+        if _is_first():
+            shutil.rmtree(path, ignore_errors=True)
+            unfinished.rename(path)
+            self._remove_old()
+        _wait_for_all()
+        return path
+
+    def resume(self) -> int:
+        """Load the newest checkpoint that is complete; how many steps it was saved after, 0 if there is none."""
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        found = [str(self.newest() or "")] if _is_first() else [""]
+        if _are_many():
+            dist.broadcast_object_list(found)  # all ranks load the same one
+        if not found[0]:
+            return 0
+        state = self._state(0)
+        with _alone():
+            load(state, checkpoint_id=found[0])
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        for name, other in self.others.items():
+            other.load_state_dict(state["others"][name])
+        return int(state["step"])
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is complete; those that are not are named in a warning."""
+        for path in self._all():
+            missing = missing_from(path)
+            if not missing:
+                return path
+            _logger.warning("the checkpoint %s is not complete (%s): the one before is used", path, missing)
+        return None
+
+    def _all(self) -> Iterator[Path]:
+        """All that have a name, the newest first."""
+        paths = self.folder.glob(f"{_PREFIX}*[0-9]")
+        yield from sorted(paths, key=lambda path: int(path.name.removeprefix(_PREFIX)), reverse=True)
+
+    def _remove_old(self) -> None:
+        complete = [path for path in self._all() if not missing_from(path)]
+        for path in complete[self.keep :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        others = {name: other.state_dict() for name, other in self.others.items()}
+        return {"model": model, "optimizer": optimizer, "step": step, "others": others}
+
+
+def missing_from(checkpoint: str | Path) -> str:
+    """What a checkpoint of `torch.distributed.checkpoint` lacks, in words; empty if it is complete."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    checkpoint = Path(checkpoint)
+    try:
+        stored = FileSystemReader(checkpoint).read_metadata().storage_data
+    except FileNotFoundError:
+        return "its .metadata is missing"
+    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+        return f"its .metadata cannot be read: {error}"
+    needed: dict[str, int] = {}
+    for item in stored.values():
+        needed[item.relative_path] = max(needed.get(item.relative_path, 0), item.offset + item.length)
+    for name, size in sorted(needed.items()):
+        file = checkpoint / name
+        if not file.exists():
+            return f"{name} is missing"
+        if file.stat().st_size < size:
+            return f"{name} has {file.stat().st_size} bytes of {size}"
+    return ""
+
+
+def _are_many() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Torch warns that a process is alone; here that is as good as any other number."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*assuming the intent is to (save|load) in a single process")
+        yield
+
+
+def _is_first() -> bool:
+    return not _are_many() or dist.get_rank() == 0
+
+
+def _wait_for_all() -> None:
+    if _are_many():
+        dist.barrier()

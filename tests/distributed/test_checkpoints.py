@@ -1,0 +1,250 @@
+"""A checkpoint moves between layouts, and the run goes on as if it had never been broken off."""
+
+import functools
+import logging
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn import Parameter
+
+from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad.checkpoints import Checkpoints, missing_from
+from matrix_adagrad.geometry import Column, Row
+from matrix_adagrad.optim.shards import here
+from tests.distributed.layouts import SHAPES, Layout, assert_same, mesh_of, random, shared_out
+
+FOUR = Layout((4,), (Shard(0),))
+SQUARE = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+OTHERS = (
+    Layout((3,), (Shard(0),)),
+    Layout((2,), (Shard(1),)),
+    None,  # a single process
+    SQUARE,
+    Layout((2, 2), (Replicate(), Shard(0))),
+)
+FIRST, LAST = 6, 12
+OPTIONS = {"lr": 0.1, "weight_decay": 0.01, "eps": 0.0}
+
+
+class Model(nn.Module):
+    """Parameters of all shapes; the last one never has a gradient."""
+
+    def __init__(self, layout: Layout | None) -> None:
+        super().__init__()
+        for i, shape in enumerate((*SHAPES, (4, 3))):
+            start = random(shape, i)
+            own = start if layout is None else shared_out(start, mesh_of(layout.mesh), layout.of(shape))
+            self.register_parameter(f"p{i}", Parameter(own))
+
+    def train_until(self, optimizer, first: int, last: int, save=None) -> None:
+        for step in range(first, last):
+            for i, param in enumerate(list(self.parameters())[:-1]):
+                grad = random(param.shape, 100 * step + i)
+                mesh = getattr(param, "device_mesh", None)
+                param.grad = grad if mesh is None else shared_out(grad, mesh, param.placements)
+            optimizer.step()
+            if save is not None:
+                save(step + 1)
+
+
+def a_run(make, layout, folder):
+    model = Model(layout)
+    optimizer = make(model.parameters())
+    return model, optimizer, Checkpoints(folder, model, optimizer)
+
+
+def save_first_half(make, layout, folder):
+    model, optimizer, checkpoints = a_run(make, layout, folder)
+    model.train_until(optimizer, 0, FIRST)
+    checkpoints.save(FIRST)
+
+
+def assert_goes_on(make, layout, folder, first=FIRST, save_at=None):
+    """The loaded run and one that was never broken off, in a single process, end alike."""
+    model, optimizer, checkpoints = a_run(make, layout, folder)
+    assert checkpoints.resume() == first
+    model.train_until(optimizer, first, save_at or LAST)
+    if save_at:
+        checkpoints.save(save_at)
+    assert_is_unbroken(make, model, optimizer, save_at or LAST)
+
+
+def assert_is_unbroken(make, model, optimizer, last):
+    alone = Model(None)
+    one = make(alone.parameters())
+    alone.train_until(one, 0, last)
+    one.init_state()
+    for mine, theirs in zip(alone.parameters(), model.parameters(), strict=True):
+        assert_same(theirs, mine, exact=False)
+        assert optimizer.state[theirs].keys() == one.state[mine].keys()
+        for key, value in one.state[mine].items():
+            assert_same(optimizer.state[theirs][key], value, exact=False)
+
+
+every_run = pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(MatrixAdaGrad, geometry=Row(), **OPTIONS),
+        functools.partial(MatrixAdaGrad, geometry=Blocks(rows=2), **OPTIONS),
+        functools.partial(MatrixMomentum, geometry=Column(), **OPTIONS),
+    ],
+    ids=["row", "blocks", "column momentum"],
+)
+
+
+@every_run
+def test_four_ranks_save_and_others_go_on_and_back(ranks, tmp_path, make):
+    ranks.run(4, save_first_half, make, FOUR, tmp_path / "four")
+    for i, layout in enumerate(OTHERS):
+        folder = shutil.copytree(tmp_path / "four", tmp_path / str(i))
+        there = functools.partial(assert_goes_on, make, layout, folder, FIRST, 9)
+        ranks.run(layout.world, there) if layout else there()
+        ranks.run(4, assert_goes_on, make, FOUR, folder, 9)
+
+
+def full_round_trip(make, layout, path):
+    """The whole state in one file, from one layout to another, by rank 0."""
+    model = Model(layout)
+    optimizer = make(model.parameters())
+    model.train_until(optimizer, 0, FIRST)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    weights = {name: param.full_tensor().detach() for name, param in model.named_parameters()}
+    if torch.distributed.get_rank() == 0:
+        assert len(state["state"]) == len(list(model.parameters()))  # also the one without gradients
+        torch.save((weights, state), path)
+
+
+def assert_full_goes_on(make, layout, path):
+    weights, state = torch.load(path, weights_only=True)
+    model = Model(layout)
+    optimizer = make(model.parameters())
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, weights, options=options)
+    set_optimizer_state_dict(model, optimizer, state, options=options)
+    model.train_until(optimizer, FIRST, LAST)
+    assert_is_unbroken(make, model, optimizer, LAST)
+
+
+@every_run
+def test_a_full_state_moves_too(ranks, tmp_path, make):
+    ranks.run(4, full_round_trip, make, FOUR, tmp_path / "full.pt")
+    for layout in (OTHERS[0], Layout((2, 2), (Shard(0), Shard(1)))):  # torch itself does not fill strided shards so
+        ranks.run(layout.world, assert_full_goes_on, make, layout, tmp_path / "full.pt")
+
+
+def plain_round_trip(make, layout):
+    """`state_dict` and `load_state_dict`, without torch's checkpoint code."""
+    model = Model(layout)
+    optimizer = make(model.parameters())
+    model.train_until(optimizer, 0, FIRST)
+    other = make(model.parameters())
+    other.load_state_dict(optimizer.state_dict())
+    model.train_until(other, FIRST, LAST)
+    assert_is_unbroken(make, model, other, LAST)
+    whole = {
+        i: {key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in own.items()}
+        for i, own in optimizer.state_dict()["state"].items()
+    }
+    again = make(model.parameters())
+    again.load_state_dict({**optimizer.state_dict(), "state": whole})  # whole values are taken by each rank in part
+    for own, theirs in zip(optimizer.state.values(), again.state.values(), strict=True):
+        for key, value in own.items():
+            assert torch.equal(here(value), here(theirs[key]))
+
+
+@every_run
+def test_a_state_dict_comes_back(ranks, make):
+    for layout in (OTHERS[0], SQUARE):
+        ranks.run(layout.world, plain_round_trip, make, layout)
+
+
+# ------------------------------------------------------------------------------------- checkpoints that were cut off
+
+ROW = functools.partial(MatrixAdaGrad, geometry=Row(), **OPTIONS)
+
+
+def two_checkpoints(folder):
+    model, optimizer, checkpoints = a_run(ROW, None, folder)
+    model.train_until(optimizer, 0, 4, checkpoints.save)
+    return checkpoints
+
+
+def test_as_many_are_kept_as_asked_for(tmp_path):
+    two_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000003", "step-000000004"]
+
+
+@pytest.mark.parametrize("cut", ["no metadata", "short metadata", "short file", "no file", "unfinished"])
+def test_a_checkpoint_that_was_cut_off_is_found_out_and_the_one_before_is_used(tmp_path, cut, caplog):
+    checkpoints = two_checkpoints(tmp_path)
+    newest = tmp_path / "step-000000004"
+    data = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    if cut == "no metadata":
+        (newest / ".metadata").unlink()
+    elif cut == "short metadata":
+        whole = (newest / ".metadata").read_bytes()
+        (newest / ".metadata").write_bytes(whole[: len(whole) // 2])
+    elif cut == "short file":
+        data.write_bytes(data.read_bytes()[:-1])
+    elif cut == "no file":
+        data.unlink()
+    else:
+        newest.rename(newest.with_name(newest.name + ".unfinished"))
+    with caplog.at_level(logging.WARNING, "matrix_adagrad"):
+        assert checkpoints.resume() == 3
+    if cut != "unfinished":
+        assert missing_from(newest)
+        assert "step-000000004 is not complete" in caplog.text
+    checkpoints.save(4)
+    assert checkpoints.resume() == 4
+
+
+@pytest.mark.parametrize("after", range(0, 4000, 500))
+def test_a_metadata_file_of_any_length_is_never_taken_for_a_whole_one(tmp_path, after):
+    checkpoints = two_checkpoints(tmp_path)
+    metadata = tmp_path / "step-000000004" / ".metadata"
+    whole = metadata.read_bytes()
+    metadata.write_bytes(whole[: min(after, len(whole) - 1)])
+    assert checkpoints.resume() == 3
+
+
+def test_without_a_checkpoint_a_run_starts_from_the_beginning(tmp_path):
+    assert a_run(ROW, None, tmp_path / "nothing")[2].resume() == 0
+
+
+def test_what_else_has_a_state_comes_back_too(tmp_path):
+    model, optimizer, _ = a_run(ROW, None, tmp_path)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    checkpoints = Checkpoints(tmp_path, model, optimizer, scheduler=scheduler)
+    for step in range(3):
+        model.train_until(optimizer, step, step + 1)
+        scheduler.step()
+    checkpoints.save(3)
+    model, optimizer, _ = a_run(ROW, None, tmp_path)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    Checkpoints(tmp_path, model, optimizer, scheduler=scheduler).resume()
+    assert scheduler.last_epoch == 3
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_saving_before_the_first_step_does_not_change_the_run(tmp_path):
+    model, optimizer, checkpoints = a_run(ROW, None, tmp_path)
+    checkpoints.save(0)
+    model.train_until(optimizer, 0, LAST)
+    assert_is_unbroken(ROW, model, optimizer, LAST)
+
+
+def test_no_checkpoints_at_all_cannot_be_kept(tmp_path):
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        Checkpoints(tmp_path, *a_run(ROW, None, tmp_path)[:2], keep=0)

@@ -1,0 +1,140 @@
+"""What a step sends, and when: nothing for rows that lie whole, one call a mesh dimension for all that is divided."""
+
+import functools
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn import Parameter
+
+from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, native
+from matrix_adagrad.geometry import Column, Entry, Row, Whole
+from matrix_adagrad.optim import shards
+from matrix_adagrad.optim.step import way
+from tests.distributed.layouts import SHAPES, Layout, mesh_of, random, shared_out
+
+BY_ROWS = Layout((2,), (Shard(0),))
+BY_COLUMNS = Layout((2,), (Shard(1),))
+HSDP = Layout((2, 2), (Replicate(), Shard(0)))
+STRIDED = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+CROSSED = Layout((2, 2), (Shard(0), Shard(1)))
+
+
+def params_on(layout):
+    mesh = mesh_of(layout.mesh)
+    params = [Parameter(shared_out(random(shape, i), mesh, layout.of(shape))) for i, shape in enumerate(SHAPES)]
+    for i, param in enumerate(params):
+        param.grad = shared_out(random(param.shape, 9 + i), mesh, param.placements)
+    return params
+
+
+def count(make, layout):
+    """The collectives of a second step; the first one makes the state."""
+    params = params_on(layout)
+    groups = [{"params": params[:3]}, {"params": params[3:], "lr": 0.2}]
+    optimizer = make(groups)
+    counts = []
+    for _ in range(2):
+        with CommDebugMode() as calls:
+            optimizer.step()
+        counts.append(calls.get_total_counts())
+    return counts
+
+
+@pytest.mark.parametrize("optimizer", [MatrixAdaGrad, MatrixMomentum], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    ("geometry", "layout", "calls"),
+    [
+        (Row(), BY_ROWS, 0),
+        (Row(), HSDP, 0),
+        (Row(), STRIDED, 0),
+        (Row(), BY_COLUMNS, 1),
+        (Row(), CROSSED, 1),
+        (Column(), BY_ROWS, 1),
+        (Column(), BY_COLUMNS, 0),
+        (Column(), HSDP, 1),
+        (Column(), STRIDED, 2),  # one for each dimension of the mesh that divides the rows
+        (Column(), CROSSED, 1),
+        (Entry(), CROSSED, 0),
+        (Whole(), BY_ROWS, 1),
+        (Whole(), CROSSED, 2),
+        (Blocks(rows=2), BY_ROWS, 1),
+        (Blocks(columns=2), BY_ROWS, 0),
+    ],
+    ids=str,
+)
+def test_a_step_makes_so_many_calls_for_all_parameters_of_all_groups(ranks, geometry, layout, calls, optimizer):
+    make = functools.partial(optimizer, lr=0.1, geometry=geometry)
+    for counts in ranks.run(layout.world, count, make, layout):
+        assert counts == [calls, calls]
+
+
+def events():
+    """What a step of columns (divided) and of entries (not) does, in order."""
+    seen = []
+    all_reduce, run = shards.dist.all_reduce, way.run
+
+    class Call:
+        def __init__(self, call):
+            self.call = call
+
+        def wait(self):
+            seen.append("wait")
+            return self.call.wait()
+
+    def watched_all_reduce(*args, **options):
+        seen.append("call")
+        return Call(all_reduce(*args, **options))
+
+    def watched_run(fields, batch, rule, what=native.READ | native.MOVE):
+        seen.append({native.READ: "read", native.MOVE: "move"}.get(what, "step"))
+        run(fields, batch, rule, what)
+
+    params = params_on(BY_ROWS)
+    optimizer = MatrixAdaGrad([{"params": params[:4], "geometry": "column"}, {"params": params[4:]}], geometry="entry")
+    shards.dist.all_reduce, way.run = watched_all_reduce, watched_run
+    try:
+        optimizer.step()
+    finally:
+        shards.dist.all_reduce, way.run = all_reduce, run
+    return seen
+
+
+@pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
+def test_what_does_not_need_the_sums_is_done_while_they_are_on_their_way_and_shards_are_stepped_by_the_kernels(ranks):
+    for seen in ranks.run(2, events):
+        assert seen == ["read", "call", "step", "wait", "move"]
+
+
+def unfinished_sum():
+    """A gradient that is a sum over ranks which is not taken yet."""
+    mesh = mesh_of((2,))
+    start, grad = random((6, 4), 0), random((6, 4), 1)
+    alone, together = Parameter(start.clone()), Parameter(shared_out(start, mesh, [Replicate()]))
+    alone.grad = 2 * grad
+    together.grad = shards.DTensor.from_local(grad, mesh, [Partial()])
+    for param in (alone, together):
+        MatrixAdaGrad([param], lr=0.1).step()
+    assert torch.equal(together.to_local(), alone)
+    assert together.grad.placements == (Partial(),)  # as the user left it
+
+
+def test_a_gradient_that_is_a_sum_yet_to_be_taken_is_taken(ranks):
+    ranks.run(2, unfinished_sum)
+
+
+def own_layout():
+    """A statistic in the parameter's own order, where `Shard(0)` alone would be in another one."""
+    param = params_on(STRIDED)[0]
+    optimizer = MatrixAdaGrad([param], lr=0.1, geometry="row")
+    optimizer.step()
+    statistic = optimizer.state[param]["sum"]
+    assert statistic.placements == param.placements
+    torch.testing.assert_close(statistic.full_tensor(), param.grad.full_tensor().square().sum(1, keepdim=True))
+    assert statistic.to_local().shape[0] == param.to_local().shape[0]
+
+
+def test_scales_live_with_their_rows(ranks):
+    ranks.run(4, own_layout)
