@@ -17,7 +17,7 @@ reproduce: .venv/ready ## run the paper's experiments, judge its claims, write r
 
 test: lint ## lint, types, doctests and tests
 	@echo "test: doctests and tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2
 
 test-integrations: .venv/ready-integrations ## tests against TorchRec and FBGEMM, in a browser, and on data that are fetched
 	@echo "test-integrations: tests against TorchRec and FBGEMM, in a browser, and on MovieLens"

@@ -28,6 +28,28 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "separate_process: starts a program that is not this one")
     if config.getoption("--kernels"):
         native.LIBRARY = config.getoption("--kernels").resolve()
+    if hasattr(config, "workerinput"):  # pytest -n: each of its workers has one core, and tests that need more say so
+        torch.set_num_threads(1)
+
+
+# With pytest -n: tests that share something which takes long to make, and so go to one worker, by how their ids start.
+# The mark xdist_group would say the same, but pytest-xdist 3.8 sets ids in a way that pytest 9.2 no longer reads.
+TOGETHER = (
+    "tests/distributed/",
+    "tests/experiments/test_reproduce.py",
+    "tests/optim/test_fused.py::test_a_step_needs_less_than_a_megabyte_whatever_the_size",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return next(filter(nodeid.startswith, TOGETHER), nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from matrix_adagrad.experiments.plan import DEFAULT, FULL, QUICK, Search
 from tests.experiments.fakes import Fake
 
 
-def played(size, fake=None, what="all"):
-    """All cells of a reproduction, with made-up results, and in how many rounds they were asked for."""
-    fake, known, rounds = fake or Fake(), {}, 0
+def played(size, fake=None, what="all", known=()):
+    """All cells of a reproduction, with made-up results unless they are known, and in how many rounds it asked."""
+    fake, known, rounds = fake or Fake(), dict(known), 0
     while wanted := [cell for cell in plan.needed(what, size, known) if cell not in known]:
         known.update((cell, fake.run(cell)) for cell in wanted)
         rounds += 1

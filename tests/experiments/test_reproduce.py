@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,20 @@ TINY = Size(2, 0, 4, (DEFAULT,), 2, 0, (2, 3), (), ((3, 2, 2), (2, 3, 2)), 5)
 @pytest.fixture(name="tiny")
 def _tiny(monkeypatch):
     """A reproduction that takes seconds, on ratings that are drawn."""
+    make_tiny(monkeypatch)
+
+
+@pytest.fixture(name="whole_run", scope="module")
+def _whole_run(tmp_path_factory):
+    """The folder of a tiny reproduction that nothing broke off: to be read and copied only."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_tiny(monkeypatch)
+        assert run(folder) == 0
+    return folder
+
+
+def make_tiny(monkeypatch):
     drawn = fakes.ratings()
     monkeypatch.setattr(plan, "QUICK", TINY)
     monkeypatch.setattr(mlp, "SETTINGS", {"A": replace(mlp.SETTINGS["A"], steps=20)})
@@ -74,8 +89,8 @@ def test_files_of_others_are_left_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_half_of_another_experiment_is_left_out_of_the_report(tmp_path, capsys):
-    assert run(tmp_path) == 0
+def test_half_of_another_experiment_is_left_out_of_the_report(whole_run, tmp_path, capsys):
+    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
     for file in list(tmp_path.glob("cells/mlp-*.json"))[1:]:
         file.unlink()
     for file in list(tmp_path.glob("cells/factorisation-*.json"))[:1]:
@@ -89,9 +104,10 @@ def test_half_of_another_experiment_is_left_out_of_the_report(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_run_that_is_broken_off_anywhere_goes_on_and_ends_with_the_same_bytes(tmp_path, capsys, monkeypatch):
-    assert run(tmp_path / "unbroken") == 0
-    whole, compute, done = results(tmp_path / "unbroken"), cells.run, []
+def test_a_run_that_is_broken_off_anywhere_goes_on_and_ends_with_the_same_bytes(
+    whole_run, tmp_path, capsys, monkeypatch
+):
+    compute, done = cells.run, []
 
     def interrupted(cell, **how):
         done.append(cell)
@@ -106,12 +122,12 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_and_ends_with_the_same_bytes(
         assert len(codes) < 30
     assert set(codes[:-1]) == {130}
     assert "the same command goes on" in capsys.readouterr().err
-    assert results(tmp_path / "broken") == whole
+    assert results(tmp_path / "broken") == results(whole_run)
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_part_keeps_what_the_others_found(tmp_path, capsys):
-    assert run(tmp_path) == 0
+def test_a_part_keeps_what_the_others_found(whole_run, tmp_path, capsys):
+    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
     first = results(tmp_path)
     assert run(tmp_path, what="examples") == 0
     assert results(tmp_path) == first
@@ -201,9 +217,10 @@ def test_wrong_arguments_say_what_is_wrong(options, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("tiny")
 @pytest.mark.separate_process
 def test_a_run_that_is_killed_goes_on(tmp_path):
-    """The real program, with two workers."""
+    """The real program, with two workers; it ends with the bytes of a run in this process."""
     program = textwrap.dedent(f"""
         import sys
         from matrix_adagrad.experiments import plan
@@ -220,8 +237,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
             [sys.executable, file, tmp_path / out], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
-    with start("whole") as process:
-        assert process.wait(60) == 0
+    assert run(tmp_path / "whole", what="examples") == 0
     with start("killed") as process:
         until = time.monotonic() + 60
         while len(list((tmp_path / "killed").glob("cells/*.json"))) < 12 and time.monotonic() < until:

@@ -79,7 +79,7 @@ def state_of(params, grads, rule):
         [torch.zeros_like(p, dtype=w) for p, w in zip(params, wide, strict=True)] if rule.betas else [],
         [torch.zeros(rule.geometry.statistic_shape(p.shape), dtype=w) for p, w in zip(params, wide, strict=True)],
         [torch.zeros(()) for _ in params],
-        [rule.members(param.shape) for param in params],
+        rule.members(params),
         [False] * len(params),
     )
     return batch if any(grad.is_sparse for grad in grads) else seen(batch, rule.geometry)
@@ -479,7 +479,6 @@ def _extra_kilobytes():
 
 @pytest.mark.separate_process
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
-@pytest.mark.xdist_group("memory of a step")
 @pytest.mark.parametrize("case", MEASURED_CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
 def test_a_step_needs_less_than_a_megabyte_whatever_the_size(case, extra_kilobytes):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,7 +20,7 @@ from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.optim.options import check_options, refuse_unknown
 from matrix_adagrad.optim.state import STEP, StatefulOptimizer, is_sharded, shards
-from matrix_adagrad.optim.step import Batch, Rule, confine, seen, ways_to_run
+from matrix_adagrad.optim.step import Batch, Rule, are_plain, confine, seen, ways_to_run
 
 if TYPE_CHECKING:
     from matrix_adagrad.optim.shards import Divided
@@ -150,9 +150,9 @@ class MatrixOptimizer(StatefulOptimizer):
                     if not batch.params:
                         continue
                     rule = self._rule(group, batch)
-                    batch.members.extend([rule.members(param.shape) for param in batch.params])
+                    batch.members.extend(rule.members(batch.params))
                     batch.lone.extend([False] * len(batch.params))
-                    if is_sparse or not any(map(is_sharded, batch.params)):
+                    if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
                         work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
                         if group["domain"] is not None:
                             work.append(functools.partial(confine, batch, rule, group["domain"]))
@@ -162,13 +162,9 @@ class MatrixOptimizer(StatefulOptimizer):
                     divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
                     if group["domain"] is not None:
                         after.append(functools.partial(shards().confine_shards, batch, rule, group["domain"]))
-            calls = shards().add_up(divided) if divided else iter(())
-            next(calls, None)  # the first one is on its way while the rest is worked on
-            for run in work:
-                run()
-            for _ in calls:
-                pass
-            for run in (*(step.finish for step in divided), *after):
+            if divided:
+                work = [functools.partial(shards().step_together, divided, work)]
+            for run in (*work, *after):
                 run()
         return loss
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,6 @@ from matrix_adagrad.optim.step import Batch, Parts, Rule, confine, way_in_parts
 
 __all__ = [
     "Divided",
-    "add_up",
     "confine_shards",
     "empty_statistic",
     "here",
@@ -36,6 +35,7 @@ __all__ = [
     "part_of_domain",
     "put",
     "statistic_layout",
+    "step_together",
     "taken_over",
     "total",
 ]
@@ -181,7 +181,7 @@ class _Group(NamedTuple):
 
 
 class Divided:
-    """The step of parameters whose blocks are divided over a mesh: `read`, then `add_up` the sums, then `finish`."""
+    """The step of parameters whose blocks are divided over a mesh: `read`, then add up the sums, then `finish`."""
 
     def __init__(self, batch: Batch, rule: Rule, group: Mapping[str, Any]) -> None:
         self._rule = rule
@@ -216,7 +216,19 @@ class Divided:
             self._way.move(self._pieces, self._rule)
 
 
-def add_up(steps: list[Divided]) -> Iterator[None]:
+def step_together(divided: list[Divided], work: list[Callable[[], None]]) -> None:
+    """Take the steps of divided parameters, and do other work while their sums are on the way."""
+    calls = _add_up(divided)
+    next(calls)
+    for run in work:
+        run()
+    for _ in calls:
+        pass
+    for step in divided:
+        step.finish()
+
+
+def _add_up(steps: list[Divided]) -> Iterator[None]:
     """Read all gradients, and add up their sums with one call for each dimension of a mesh.
 
     Pauses while a call is on its way, for work that does not need the sums.
@@ -226,7 +238,7 @@ def add_up(steps: list[Divided]) -> Iterator[None]:
     pairs = [pair for step in steps for pair in zip(step.sums, step.groups, strict=True)]
     for group in dict.fromkeys(itertools.chain.from_iterable(groups for _, groups in pairs)):
         sums = [own for own, groups in pairs if group in groups]
-        flat = torch.cat([own.flatten() for own in sums]).to(group.device_type)
+        flat = torch.cat([own.flatten().to(group.device_type) for own in sums])
         call = dist.all_reduce(flat, group=group.processes, async_op=True)
         yield
         call.wait()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Geometry, Shape, wide_dtype
+from matrix_adagrad.geometry import Geometry, wide_dtype
 
 
 class Batch(NamedTuple):
@@ -59,10 +59,12 @@ class Rule(NamedTuple):
     capturable: bool
     seed: int | None = None  # of the stochastic rounding; None draws from torch's generator
 
-    def members(self, shape: Shape) -> int:
-        """What the sum over a block of a tensor of this shape is divided by."""
+    def members(self, params: list[Tensor]) -> list[int]:
+        """What the sum over a block of each parameter is divided by."""
+        if self.reduction == "sum":
+            return [1] * len(params)
         # A block without entries has an empty sum, and its mean is 0 too.
-        return max(1, self.geometry.members(shape)) if self.reduction == "mean" else 1
+        return [max(1, self.geometry.members(param.shape)) for param in params]
 
     def corrections(self, step: Tensor) -> tuple[float | Tensor, float | Tensor]:
         """1 - β₁ᵗ and 1 - β₂ᵗ, which undo the running averages' start from zero; 1 and 1 if nothing is to be undone."""
@@ -101,7 +103,7 @@ class Parts:
 
 def seen(batch: Batch, geometry: Geometry) -> Batch:
     """Whole parameters with dense gradients, in the shapes that their statistics broadcast against."""
-    if all(param.dim() == statistic.dim() for param, statistic in zip(batch.params, batch.statistics, strict=True)):
+    if type(geometry).cut is Geometry.cut:  # none is cut into blocks
         return batch
     params, grads, averages = ([geometry.view(x) for x in tensors] for tensors in batch[:3])
     return batch._replace(params=params, grads=grads, averages=averages)

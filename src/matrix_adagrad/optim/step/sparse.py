@@ -36,7 +36,7 @@ def sparse(batch: Batch, rule: Rule) -> None:
             batch.averages[i].index_copy_(0, index, direction)
 
         correction1, correction2 = rule.corrections(step)
-        view, variance = _accumulate(param, index, g, batch.statistics[i], rule)
+        view, variance = _accumulate(param, index, g, batch.statistics[i], batch.members[i], rule)
         scale = quotient(rule.lr / correction1, root(variance / correction2) + rule.eps)
         x.view(view).addcmul_(direction.view(view), scale, value=-1)
         if x.dtype != param.dtype:
@@ -56,7 +56,7 @@ def _rows(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _accumulate(
-    param: Tensor, index: Tensor, g: Tensor, statistic: Tensor, rule: Rule
+    param: Tensor, index: Tensor, g: Tensor, statistic: Tensor, members: int, rule: Rule
 ) -> tuple[tuple[int, ...], Tensor]:
     """V_t of the blocks that the rows lie in, and the shape of the rows against which it broadcasts."""
     geometry = rule.geometry
@@ -68,7 +68,7 @@ def _accumulate(
         view, where = (len(index), *cut[1:]), index
         if rows_a_group > 1:
             view, where = (len(index), 1, *cut[2:]), index // rows_a_group
-    squares = sum_squares(g.view(view), dims) / rule.members(param.shape)
+    squares = sum_squares(g.view(view), dims) / members
     if rule.betas is not None:
         beta2 = rule.betas[1]
         squares = squares * (1 - beta2)

@@ -26,13 +26,15 @@ def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[
             fields, covered, rest = _covered(batch, group)
             if covered:
                 yield functools.partial(run, fields, batch.some(covered) if rest else batch, rule)
+            if not rest:
+                return
             batch = batch.some(rest)
         elif group["fused"]:
             yield functools.partial(compiled, batch, rule)
             return
-    if batch.params and batch.grads[0].is_sparse:
+    if batch.grads[0].is_sparse:
         yield functools.partial(sparse, batch, rule)
-    elif batch.params:
+    else:
         yield functools.partial(_in_torch(batch.params, group), batch, rule)
 
 
@@ -89,7 +91,7 @@ def _in_torch(params: list[Tensor], group: Mapping[str, Any]) -> Parts:
 
 def are_plain(params: list[Tensor]) -> bool:
     """Whether all tensors are what they look like: no shards, and no subclass that has a say in torch's functions."""
-    return all(type(param) in _PLAIN or _is_plain(type(param)) for param in params)
+    return all(cls in _PLAIN or _is_plain(cls) for cls in set(map(type, params)))
 
 
 _PLAIN = {Tensor, Parameter}

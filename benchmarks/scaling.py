@@ -1,0 +1,518 @@
+"""Bytes on each rank and on the wire when parameters are sharded: formulas, and what they give on 1,024 GPUs.
+
+python -m benchmarks.scaling [--write]
+
+What is divided over which dimension of a mesh comes from `matrix_adagrad.optim.shards`, and tests/distributed count
+the bytes of real steps and hold these functions to them. ``--write`` puts the tables into docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
+from matrix_adagrad.optim.shards import statistic_layout
+
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+
+Mesh = Sequence[int]  # the sizes of its dimensions
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of this whole shape and these placements, ``count`` times."""
+
+    shape: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    dtype: torch.dtype = torch.float32
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer keeps: the statistics of some geometries, and tensors of the parameter's own shape."""
+
+    name: str
+    statistics: tuple[Geometry, ...]
+    averages: int = 0
+
+
+def adagrad(geometry: Geometry) -> Optimizer:
+    """MatrixAdaGrad."""
+    return Optimizer(f"AdaGrad, {_name(geometry)}", (geometry,))
+
+
+def momentum(geometry: Geometry) -> Optimizer:
+    """MatrixMomentum."""
+    return Optimizer(f"momentum, {_name(geometry)}", (geometry,), averages=1)
+
+
+def _name(geometry: Geometry) -> str:
+    return f"`{geometry!r}`" if isinstance(geometry, Blocks) else str(geometry)
+
+
+SGD = Optimizer("SGD", ())
+ADAM = Optimizer("Adam", (Entry(),), averages=1)
+# Laid out as here; the clipping of its updates would cost a few numbers more.
+ADAFACTOR = Optimizer("rows and columns, as in Adafactor", (Row(), Column()))
+
+
+# ------------------------------------------------------------------------------------------------------ what lies here
+
+
+def local_shape(
+    shape: Sequence[int], mesh: Mesh, placements: Sequence[Placement], at: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The shape of what lies on the rank ``at`` these coordinates; by default on the first, which has the most.
+
+    >>> local_shape((10, 6), (4,), (Shard(0),)), local_shape((10, 6), (4,), (Shard(0),), at=(3,))
+    ((3, 6), (1, 6))
+    """
+    sizes = list(shape)
+    for placement, ranks, i in zip(placements, mesh, at or [0] * len(mesh), strict=True):
+        if isinstance(placement, _StridedShard):
+            factor = int(placement.split_factor)
+            pieces = [_chunk(sizes[placement.dim], factor, piece) for piece in range(factor)]
+            sizes[placement.dim] = sum(_chunk(piece, ranks, i) for piece in pieces)
+        elif isinstance(placement, Shard):
+            sizes[placement.dim] = _chunk(sizes[placement.dim], ranks, i)
+    return tuple(sizes)
+
+
+def _chunk(size: int, parts: int, i: int) -> int:
+    """The size of part ``i`` that torch.chunk makes."""
+    step = -(-size // parts)
+    return max(0, min(size, step * (i + 1)) - step * i)
+
+
+def parameter_bytes(params: Iterable[Parameter], mesh: Mesh, at: Sequence[int] | None = None) -> int:
+    """The bytes of the parameters on one rank, and of their gradients."""
+    return sum(p.count * math.prod(local_shape(p.shape, mesh, p.placements, at)) * p.dtype.itemsize for p in params)
+
+
+def state_bytes(params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh, at: Sequence[int] | None = None) -> int:
+    """The bytes of the optimizer's state on one rank, without the count of steps."""
+    total = 0
+    for p in params:
+        average = math.prod(local_shape(p.shape, mesh, p.placements, at)) * wide_dtype(p.dtype).itemsize
+        statistics = sum(_statistic_bytes(p, geometry, mesh, at) for geometry in _different(p, optimizer))
+        total += p.count * (optimizer.averages * average + statistics)
+    return total
+
+
+def _statistic_bytes(p: Parameter, geometry: Geometry, mesh: Mesh, at: Sequence[int] | None) -> int:
+    layout = statistic_layout(geometry, torch.Size(p.shape), p.placements)
+    local = local_shape(geometry.statistic_shape(p.shape), mesh, layout.placements, at)
+    return math.prod(local) * wide_dtype(p.dtype).to_real().itemsize
+
+
+def _different(p: Parameter, optimizer: Optimizer) -> list[Geometry]:
+    """The statistics that are kept: of a vector, rows and columns are the same."""
+    return list({(g.cut(p.shape), g.dims(p.shape)): g for g in optimizer.statistics}.values())
+
+
+# --------------------------------------------------------------------------------------------------------- on the wire
+
+
+def payloads(
+    params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh, at: Sequence[int] | None = None
+) -> dict[int, int]:
+    """What a step adds up: for each dimension of the mesh that divides blocks, the bytes of its one all-reduce."""
+    total: Counter[int] = Counter()
+    for p in params:
+        for geometry in _different(p, optimizer):
+            for dim in statistic_layout(geometry, torch.Size(p.shape), p.placements).divided:
+                total[dim] += p.count * _statistic_bytes(p, geometry, mesh, at)
+    return dict(total)
+
+
+def ring_all_reduce(payload: int, ranks: int) -> float:
+    """The bytes that each rank sends to add up a payload in a ring."""
+    return 2 * (ranks - 1) / ranks * payload
+
+
+def sent(params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh) -> float:
+    """The bytes that a rank sends for a step of the optimizer."""
+    return sum(ring_all_reduce(payload, mesh[dim]) for dim, payload in payloads(params, optimizer, mesh).items())
+
+
+class Moved(NamedTuple):
+    """What FSDP2 sends from each rank for a forward and a backward pass."""
+
+    gathered: int  # parameters, forward and backward
+    scattered: int  # gradients
+    replicas: float  # gradients, over the copies of HSDP
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.gathered + self.scattered + self.replicas
+
+
+def moved_by_fsdp(
+    params: Iterable[Parameter],
+    mesh: Mesh,
+    shards: int,
+    replicas: int | None = None,
+    param_dtype: torch.dtype = torch.bfloat16,
+    reduce_dtype: torch.dtype = torch.float32,
+) -> Moved:
+    """The same for FSDP2 itself, with the padding of uneven shards; ``shards`` and ``replicas`` are its dimensions."""
+    numbers = sum(p.count * math.prod(local_shape(p.shape, mesh, p.placements)) for p in params)
+    others = mesh[shards] - 1
+    over = 0.0 if replicas is None else ring_all_reduce(numbers * reduce_dtype.itemsize, mesh[replicas])
+    return Moved(2 * others * numbers * param_dtype.itemsize, others * numbers * reduce_dtype.itemsize, over)
+
+
+# ------------------------------------------------------------------------------------------------ a large transformer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mesh, and how FSDP2 uses its dimensions."""
+
+    name: str
+    mesh: tuple[int, ...]
+    shards: int
+    replicas: int | None = None
+
+    def placements(self, parallel: str) -> tuple[Placement, ...]:
+        """Those of a weight of which tensor parallelism divides the "rows", the "columns", or nothing ("")."""
+        if len(self.mesh) == 1:
+            return (Shard(0),)
+        if self.replicas is not None:
+            return (Replicate(), Shard(0))
+        if parallel == "rows":
+            return (_StridedShard(0, split_factor=self.mesh[1]), Shard(0))
+        return (Shard(0), Shard(1) if parallel else Replicate())
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return math.prod(self.mesh)
+
+
+PLANS = (
+    Plan("FSDP2, 1,024", (1024,), shards=0),
+    Plan("HSDP, 8 × 128", (8, 128), shards=1, replicas=0),
+    Plan("FSDP2 × TP, 128 × 8", (128, 8), shards=0),
+)
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 80, 8192, 64, 8, 128, 28672, 128256
+# Name, shape, how many, and what of the weight tensor parallelism divides.
+LLAMA: tuple[tuple[str, tuple[int, ...], int, str], ...] = (
+    ("embedding", (VOCABULARY, HIDDEN), 1, "rows"),
+    ("query", (HEADS * HEAD_DIM, HIDDEN), LAYERS, "rows"),
+    ("key, value", (KV_HEADS * HEAD_DIM, HIDDEN), 2 * LAYERS, "rows"),
+    ("attention's output", (HIDDEN, HEADS * HEAD_DIM), LAYERS, "columns"),
+    ("gate, up", (MLP, HIDDEN), 2 * LAYERS, "rows"),
+    ("down", (HIDDEN, MLP), LAYERS, "columns"),
+    ("norms", (HIDDEN,), 2 * LAYERS + 1, ""),
+    ("output", (VOCABULARY, HIDDEN), 1, "rows"),
+)
+GEOMETRIES: tuple[Geometry, ...] = (Row(), Column(), Blocks(rows=8), Whole(), Entry())
+BANDWIDTH = 50e9  # bytes a second that each GPU sends
+MESSAGE = 10e-6  # seconds from one GPU to the next
+
+
+def llama(plan: Plan) -> list[Parameter]:
+    """The parameters of Llama 3 70B."""
+    return [Parameter(shape, plan.placements(parallel), count=count) for _, shape, count, parallel in LLAMA]
+
+
+def _llama_shapes() -> str:
+    rows = [
+        [name, f"{count:,}", " × ".join(f"{size:,}" for size in shape), f"{count * math.prod(shape):,}"]
+        for name, shape, count, _ in LLAMA
+    ]
+    total = sum(count * math.prod(shape) for _, shape, count, _ in LLAMA)
+    tensors = sum(count for _, _, count, _ in LLAMA)
+    return _table(["", "tensors", "shape", "numbers"], [*rows, ["together", f"{tensors:,}", "", f"**{total:,}**"]])
+
+
+def _llama_state() -> str:
+    params = {plan: llama(plan) for plan in PLANS}
+
+    def row(name: str, size: Callable[[Plan], int]) -> list[str]:
+        return [name, *(_bytes(size(plan)) for plan in PLANS)]
+
+    def states(optimizer: Optimizer, name: str = "") -> list[str]:
+        adam = {plan: state_bytes(params[plan], ADAM, plan.mesh) for plan in PLANS}
+        held = {plan: state_bytes(params[plan], optimizer, plan.mesh) for plan in PLANS}
+        cells = [f"{_bytes(held[plan])} ({_share(held[plan] / adam[plan])})" for plan in PLANS]
+        return [name or optimizer.name, *cells]
+
+    rows = [
+        row("parameters", lambda plan: parameter_bytes(params[plan], plan.mesh)),
+        row("gradients", lambda plan: parameter_bytes(params[plan], plan.mesh)),
+        states(ADAM),
+        states(SGD),
+        states(ADAFACTOR),
+        *(states(adagrad(geometry)) for geometry in GEOMETRIES),
+        *(states(momentum(geometry)) for geometry in GEOMETRIES),
+    ]
+    return _table(["on the GPU that has most", *(plan.name for plan in PLANS)], rows)
+
+
+def _llama_fsdp() -> str:
+    rows = []
+    for plan in PLANS:
+        moved = moved_by_fsdp(llama(plan), plan.mesh, plan.shards, plan.replicas)
+        cells = [_bytes(moved.gathered), _bytes(moved.scattered), _bytes(moved.replicas) if moved.replicas else "–"]
+        rows.append([plan.name, *cells, _bytes(moved.total), _time(moved.total / BANDWIDTH)])
+    head = ["sent by each GPU", "all-gathers", "reduce-scatters", "all-reduces", "together", _at_bandwidth()]
+    return _table(head, rows)
+
+
+def _llama_wire() -> str:
+    rows = []
+    for plan in PLANS:
+        params = llama(plan)
+        own = moved_by_fsdp(params, plan.mesh, plan.shards, plan.replicas).total
+        for optimizer in [*map(_either, GEOMETRIES[:-1]), Optimizer("entry, Adam, SGD", (Entry(),)), ADAFACTOR]:
+            bytes_of = payloads(params, optimizer, plan.mesh)
+            if not bytes_of:
+                rows.append([plan.name, optimizer.name, "0", "–", "–", "–", "–", "–"])
+                continue
+            through = sent(params, optimizer, plan.mesh)
+            calls = " + ".join(f"{_bytes(size)} over {plan.mesh[dim]:,}" for dim, size in sorted(bytes_of.items()))
+            hops = sum(2 * (plan.mesh[dim] - 1) for dim in bytes_of)
+            cells = [_bytes(through), _share(through / own), _time(through / BANDWIDTH), _time(hops * MESSAGE)]
+            rows.append([plan.name, optimizer.name, str(len(bytes_of)), calls, *cells])
+    head = [
+        "",
+        "scales",
+        "all-reduces",
+        "payload",
+        "sent",
+        "of FSDP2's",
+        _at_bandwidth(),
+        f"messages, {_time(MESSAGE)} each",
+    ]
+    return _table(head, rows)
+
+
+def _either(geometry: Geometry) -> Optimizer:
+    """AdaGrad or momentum: they send the same."""
+    return Optimizer(_name(geometry), (geometry,))
+
+
+# ---------------------------------------------------------------------------------------------------- a large table
+
+TABLE, WIDTH, GPUS_PER_MACHINE, MACHINES = 10 * 10**12, 128, 8, (32, 64, 128)
+
+
+def table() -> Parameter:
+    """A table of embeddings, divided by rows."""
+    return Parameter((TABLE // (WIDTH * torch.float32.itemsize), WIDTH), (Shard(0),))
+
+
+def _large_table() -> str:
+    p, rows = table(), []
+    for machines in MACHINES:
+        mesh = (machines * GPUS_PER_MACHINE,)
+        optimizers = (adagrad(Row()), adagrad(Entry()), momentum(Row()), ADAM)
+        states = [state_bytes([p], optimizer, mesh) for optimizer in optimizers]
+        here = [f"{machines} × {GPUS_PER_MACHINE}", f"{local_shape(p.shape, mesh, p.placements)[0]:,}"]
+        rows.append([*here, _bytes(parameter_bytes([p], mesh)), *map(_bytes, states)])
+    return _table(["GPUs", "rows", "table", "AdaGrad, row", "AdaGrad, entry", "momentum, row", "Adam"], rows)
+
+
+def _large_table_is() -> str:
+    p, mesh, words = table(), (MACHINES[0] * GPUS_PER_MACHINE,), []
+    for geometry in (Row(), Column()):
+        size = sum(payloads([p], _either(geometry), mesh).values())
+        words.append(f"by {geometry} {_bytes(size) if size else 'nothing'}")
+    return (
+        f"{_bytes(TABLE)} of float32 in rows of {WIDTH} are {p.shape[0]:,} rows, over {_list(MACHINES)} machines with "
+        f"{GPUS_PER_MACHINE} GPUs each. A step adds up {' and '.join(words)}. On the GPU that has most:"
+    )
+
+
+def _large_table_together() -> str:
+    p, mesh = table(), (MACHINES[0] * GPUS_PER_MACHINE,)
+    held = parameter_bytes([p], mesh)
+    row, entry, adam = (held + state_bytes([p], each, mesh) for each in (adagrad(Row()), adagrad(Entry()), ADAM))
+    return (
+        f"On {MACHINES[0]} machines table and state together take {_bytes(row)} of each GPU by row, {_bytes(entry)} by "
+        f"entry, and {_bytes(adam)} with Adam."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- in symbols
+
+_M, _N, _K = 14, 22, 2  # sizes that tell the symbols apart
+_SYMBOLS = {_M: "m", _N: "n", _K: "k"}
+_STRIDED = _StridedShard(0, split_factor=2)
+SYMBOLIC_LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[Placement, ...]]] = {
+    "rows over R": (("R",), (Shard(0),)),
+    "columns over R": (("R",), (Shard(1),)),
+    "HSDP, C × S": (("C", "S"), (Replicate(), Shard(0))),
+    "F × T, column-wise layer": (("F", "T"), (_STRIDED, Shard(0))),
+    "F × T, row-wise layer": (("F", "T"), (Shard(0), Shard(1))),
+}
+SYMBOLIC: dict[str, tuple[Geometry, ...]] = {
+    "row": (Row(),),
+    "column": (Column(),),
+    "entry": (Entry(),),
+    "whole": (Whole(),),
+    "`Blocks(rows=k)`": (Blocks(rows=_K),),
+    "`Blocks(columns=k)`": (Blocks(columns=_K),),
+    "rows and columns (Adafactor)": (Row(), Column()),
+}
+
+
+def scales_in_symbols(geometry: Geometry, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
+    """How many scales of an m×n matrix a rank has, in the sizes of a mesh with these names.
+
+    >>> scales_in_symbols(Row(), ("F", "T"), (Shard(0), Shard(1)))
+    'm/F'
+    """
+    shape = (_M, _N)
+    layout = statistic_layout(geometry, torch.Size(shape), placements)
+    above = "·".join(_SYMBOLS[size] for size in geometry.statistic_shape(shape) if size > 1) or "1"
+    below = [name for name, p in zip(names, layout.placements, strict=True) if not p.is_replicate()]
+    return above + (f"/{'·'.join(below)}" if len(below) < 2 else f"/({'·'.join(below)})") if below else above
+
+
+def payload_in_symbols(geometry: Geometry, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
+    """How many numbers are added up, and over what."""
+    over = [names[dim] for dim in statistic_layout(geometry, torch.Size((_M, _N)), placements).divided]
+    return f"{scales_in_symbols(geometry, names, placements)} over {' and '.join(over)}" if over else ""
+
+
+def _in_symbols(cell: Callable[[Geometry, Sequence[str], tuple[Placement, ...]], str], join: str) -> str:
+    rows = []
+    for name, geometries in SYMBOLIC.items():
+        cells = [[cell(geometry, *layout) for geometry in geometries] for layout in SYMBOLIC_LAYOUTS.values()]
+        rows.append([name, *(join.join(filter(None, parts)) or "–" for parts in cells)])
+    return _table(["", *SYMBOLIC_LAYOUTS], rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- page
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def _bytes(size: float) -> str:
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size >= 0.9995 * unit:
+            return f"{_digits(size / unit)} {name}"
+    return f"{size:.0f} B"
+
+
+def _time(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * unit:
+            return f"{_digits(seconds / unit)} {name}"
+    return "< 1 µs"
+
+
+def _share(share: float) -> str:
+    return f"{_digits(100 * share)} %" if share >= 1e-6 or not share else "< 0.0001 %"
+
+
+def _digits(number: float) -> str:
+    """Three of them, if they are not zeros after the point."""
+    places = max(0, 2 - math.floor(math.log10(number))) if number else 0
+    return f"{number:,.0f}" if math.isclose(number, round(number)) else f"{number:,.{places}f}"
+
+
+def _at_bandwidth() -> str:
+    return f"at {_bytes(BANDWIDTH)}/s"
+
+
+def _list(values: Sequence[object]) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}"
+
+
+def _assumptions() -> str:
+    lines = [
+        f"The model is Llama 3 70B as published: {LAYERS} layers, width {HIDDEN:,}, {HEADS} heads, {KV_HEADS} for keys "
+        f"and values, of {HEAD_DIM} each, {MLP:,} hidden units, a vocabulary of {VOCABULARY:,}, untied output.",
+        f"{PLANS[0].ranks:,} GPUs, in three layouts: {'; '.join(plan.name for plan in PLANS)}.",
+        "Tensor parallelism is column-wise for query, key, value, gate, up and the output, and row-wise for "
+        "attention's output and down. The embedding is divided by its rows, norms are replicated.",
+        "Parameters, gradients and state are float32. FSDP2 gathers parameters in bfloat16, once for the forward and "
+        "once for the backward pass, and reduces gradients in float32. There is one backward pass a step.",
+        f"Each GPU sends {_bytes(BANDWIDTH)} a second, whatever the distance. A message takes {_time(MESSAGE)} to the "
+        "next GPU. All calls go round in rings.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _llama_words() -> str:
+    flat, tensor_parallel = PLANS[0], PLANS[2]
+    params = llama(flat)
+    through = max(sent(llama(plan), _either(Column()), plan.mesh) for plan in PLANS)
+    own = min(moved_by_fsdp(llama(plan), plan.mesh, plan.shards, plan.replicas).total for plan in PLANS)
+    by_row = payloads(llama(tensor_parallel), _either(Row()), tensor_parallel.mesh)
+    row, column, entry = (state_bytes(params, adagrad(geometry), flat.mesh) for geometry in (Row(), Column(), Entry()))
+    even = float(f"{flat.ranks * entry / column:.2g}")
+    hops = 2 * (flat.ranks - 1)
+    sentences = [
+        "**By row** nothing is sent with FSDP2 and HSDP. With tensor parallelism the row-wise layers add up "
+        f"{_bytes(sum(by_row.values()))} over the {tensor_parallel.mesh[1]} GPUs that share a row.",
+        f"**By column** a GPU sends at most {_bytes(through)} a step, next to {_bytes(own)} or more for FSDP2.",
+        f"**Messages** may cost more than bytes: a ring of {flat.ranks:,} GPUs passes on {hops:,}, one after the "
+        f"other. Libraries have trees for that, with fewer. A step has one call for each divided dimension of the "
+        f"mesh, whatever the number of parameters. FSDP2 has about {3 * LAYERS}: three for each layer.",
+        f"**Scales that are added up are replicated.** By column a GPU keeps {_bytes(column)} with FSDP2, however many "
+        f"GPUs there are; by row it keeps {_bytes(row)}, by entry {_bytes(entry)}. From about {even:,.0f} GPUs on, "
+        "columns would keep more than entries.",
+        "**With momentum** the average of gradients is most of the state, and the geometries differ little: about half "
+        "of Adam's.",
+    ]
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "scales": lambda: _in_symbols(scales_in_symbols, " + "),
+    "payload": lambda: _in_symbols(payload_in_symbols, ", "),
+    "assumptions": _assumptions,
+    "llama-shapes": _llama_shapes,
+    "llama-state": _llama_state,
+    "llama-fsdp": _llama_fsdp,
+    "llama-wire": _llama_wire,
+    "llama-words": _llama_words,
+    "table-words": _large_table_is,
+    "table": _large_table,
+    "table-together": _large_table_together,
+}
+
+
+def written(page: str) -> str:
+    """The page with its blocks made anew."""
+    block = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+    found = [match[2] for match in block.finditer(page)]
+    if sorted(found) != sorted(BLOCKS):
+        raise SystemExit(f"the page has blocks for {', '.join(found)}; there are {', '.join(BLOCKS)}")
+    return block.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}\n{match[3]}", page)
+
+
+def main() -> None:
+    """Print the tables, or put them into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
+    if parser.parse_args().write:
+        PAGE.write_text(written(PAGE.read_text()))
+        return
+    for name, make in BLOCKS.items():
+        print(f"{name}\n\n{make()}\n")
+
+
+if __name__ == "__main__":
+    main()
