@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp2_train.py
 
-Kill a process while it runs: torchrun starts all of them again, and they go on from the last checkpoint. Run it again
-after the end, with more processes or fewer: the checkpoint is there, and nothing is left to do.
+Kill a process while it runs: torchrun starts all of them again, and they go on from the last checkpoint, which may be
+that of another number of processes. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or torch 2.13 looks for the dead ones.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Training under torchrun, as the example does it: a worker that is killed is started again, and nothing is lost."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,15 +15,42 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_train.py"
 SHORT = ("--steps", "120", "--every", "20")
 
 
+@contextlib.contextmanager
 def torchrun(folder, *options, ranks=2):
+    """The example under torchrun, in a session of its own, of which nothing is left behind."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["--max-restarts", "2", "--monitor-interval", "0.1", str(EXAMPLE), "--folder", str(folder), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def workers(process):
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def finished(process):
-    output, _ = process.communicate(timeout=240)
+    """Its output; the stacks of workers that hang are in it."""
+    try:
+        output, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        for pid in workers(process):
+            os.kill(pid, signal.SIGABRT)  # prints the stack, with PYTHONFAULTHANDLER
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"it hangs:\n{output}")
     assert process.returncode == 0, output
     return output
 
@@ -30,7 +58,8 @@ def finished(process):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken")
-    return finished(torchrun(folder, *SHORT)), torch.load(folder / "weights.pt")
+    with torchrun(folder, *SHORT) as process:
+        return finished(process), torch.load(folder / "weights.pt")
 
 
 def test_the_example_trains(unbroken):
@@ -42,14 +71,13 @@ def test_the_example_trains(unbroken):
 
 
 def test_after_a_worker_is_killed_the_run_ends_where_an_unbroken_one_does(unbroken, tmp_path):
-    process = torchrun(tmp_path, *SHORT)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("step-*[0-9]")):
-        assert time.monotonic() < deadline, "there never was a checkpoint"
-        time.sleep(0.02)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    output = finished(process)
+    with torchrun(tmp_path, *SHORT) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("step-*[0-9]")):
+            assert time.monotonic() < deadline, "there never was a checkpoint"
+            time.sleep(0.02)
+        os.kill(workers(process)[-1], signal.SIGKILL)
+        output = finished(process)
     assert "going on after step" in output, "it was over before it was killed"
     _, expected = unbroken
     weights = torch.load(tmp_path / "weights.pt")

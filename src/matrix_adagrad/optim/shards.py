@@ -192,7 +192,8 @@ class Divided:
             assert isinstance(param, DTensor)
             layout = statistic_layout(rule.geometry, param.shape, param.placements)
             mesh = param.device_mesh
-            self.groups.append([_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided])
+            over = [dim for dim in layout.divided if mesh.size(dim) > 1]
+            self.groups.append([_Group(mesh.get_group(dim), mesh.device_type) for dim in over])
             full_size, statistic = [here(x) for x in _full_size(batch, i)], self._statistics.statistics[i]
             for piece in _pieces_of(param, rule.geometry):
                 if here(param)[piece.where].numel():
@@ -204,10 +205,15 @@ class Divided:
 
     def read(self) -> None:
         """The squares of what lies here."""
-        self.sums = [torch.zeros_like(statistic) for statistic in self._statistics.statistics]
+        sums: dict[int, Tensor] = {}
         squares = self._way.read(self._pieces, self._rule) if self._places else []
-        for (i, scales), sums in zip(self._places, squares, strict=True):
-            self.sums[i][scales] += sums
+        for (i, scales), own in zip(self._places, squares, strict=True):
+            statistic = self._statistics.statistics[i]
+            if i not in sums and own.shape == statistic.shape:
+                sums[i] = own
+            else:
+                sums.setdefault(i, torch.zeros_like(statistic))[scales] += own
+        self.sums = [sums[i] if i in sums else torch.zeros_like(v) for i, v in enumerate(self._statistics.statistics)]
 
     def finish(self) -> None:
         """The rest of the step, with sums that are complete."""
@@ -219,7 +225,7 @@ class Divided:
 def step_together(divided: list[Divided], work: list[Callable[[], None]]) -> None:
     """Take the steps of divided parameters, and do other work while their sums are on the way."""
     calls = _add_up(divided)
-    next(calls)
+    next(calls, None)
     for run in work:
         run()
     for _ in calls:
