@@ -138,3 +138,18 @@ def own_layout():
 
 def test_scales_live_with_their_rows(ranks):
     ranks.run(4, own_layout)
+
+
+def plain_gradient():
+    param = params_on(BY_ROWS)[0]
+    param.grad = torch.ones(param.shape)
+    before = param.to_local().clone()
+    with pytest.raises(
+        RuntimeError, match=r"shape \(12, 8\) is sharded over \(Shard\(dim=0\),\), and its gradient is a plain"
+    ):
+        MatrixAdaGrad([param]).step()
+    assert torch.equal(param.to_local(), before)
+
+
+def test_a_gradient_that_is_not_sharded_is_refused(ranks):
+    ranks.run(2, plain_gradient)

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
-from matrix_adagrad.domains import FrobeniusBall
+from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed.layouts import LAYOUTS, Layout, assert_follows
 
@@ -44,7 +44,7 @@ def test_with_every_option(ranks, setting, geometry, optimizer):
 
 @pytest.mark.parametrize("geometry", [Row(), Column()], ids=str)
 @pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), Layout((2, 2), (Shard(0), Shard(1)))], ids=str)
-@pytest.mark.parametrize("domain", [FrobeniusBall(3.0)], ids=str)
+@pytest.mark.parametrize("domain", [FrobeniusBall(3.0), RowBalls(2.0), ColumnBalls(2.0), NonNegative()], ids=str)
 def test_with_a_domain(ranks, domain, layout, geometry):
     make = functools.partial(MatrixAdaGrad, lr=0.1, geometry=geometry, domain=domain, project_start=True)
     ranks.run(layout.world, assert_follows, make, layout)

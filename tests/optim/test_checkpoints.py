@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.nn import Parameter
 from torch.optim import Adagrad, Adam, NAdam
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum
@@ -328,3 +329,16 @@ def test_torch_distributed_checkpoint_code_sees_the_state_of_every_trainable_par
     for p in model.parameters():
         assert_bitwise(list(fresh.state[p].values()), list(optimizer.state[p].values()))
     assert fresh.param_groups[0]["geometry"] == entrant.geometry
+
+
+@every_class
+def test_after_a_step_the_state_of_parameters_without_gradients_is_saved_too(entrant):
+    used, unused, frozen = (Parameter(torch.ones(3, 2), requires_grad=trained) for trained in (True, True, False))
+    optimizer = entrant([used, unused, frozen])
+    assert optimizer.state_dict()["state"] == {}  # as torch's optimizers
+    used.grad = torch.ones_like(used)
+    optimizer.step()
+    saved = optimizer.state_dict()["state"]
+    assert saved.keys() == {0, 1}
+    assert (saved[0]["step"], saved[1]["step"]) == (1, 0)
+    assert saved[0].keys() == saved[1].keys()

@@ -154,10 +154,14 @@ def localize(batch: Batch, geometry: Geometry) -> tuple[Batch, Batch]:
 def _full_size(batch: Batch, i: int) -> list[Tensor]:
     """A parameter, its gradient, and the average of its gradients."""
     param, grad = batch.params[i], batch.grads[i]
-    if (
-        isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements
-    ):  # a sum that is not taken yet
-        grad = grad.redistribute(param.device_mesh, param.placements)
+    if isinstance(param, DTensor):
+        if not isinstance(grad, DTensor):
+            raise RuntimeError(
+                f"a parameter of shape {tuple(param.shape)} is sharded over {param.placements}, and its gradient is a "
+                "plain tensor: give a DTensor, such as distribute_tensor(grad, param.device_mesh, param.placements)"
+            )
+        if grad.placements != param.placements:  # a sum over the mesh, perhaps, that is not taken yet
+            grad = grad.redistribute(param.device_mesh, param.placements)
     return [param, grad, *batch.averages[i : i + 1]]
 
 
@@ -310,14 +314,13 @@ def confine_shards(batch: Batch, rule: Rule, domain: Domain) -> None:
         if not isinstance(param, DTensor):
             confine(one, rule, domain)
             continue
-        x, own = part_of_domain(param, domain)
         statistic = batch.statistics[i]
         assert isinstance(statistic, DTensor)
+        x, own = part_of_domain(param, domain)
+        scales = here(statistic)
         if own.depends_on_metric and (x.shape == param.shape or statistic.dim() != param.dim()):
-            x, own = param.full_tensor(), domain
-            confine(one._replace(params=[x], grads=[x], statistics=[statistic.full_tensor()]), rule, own)
-        else:
-            confine(one._replace(params=[x], grads=[x], statistics=[here(statistic)]), rule, own)
+            x, own, scales = param.full_tensor(), domain, statistic.full_tensor()
+        confine(one._replace(params=[x], grads=[x], statistics=[scales]), rule, own)
         put(param, x)
 
 
