@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
+import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.nn import Module
@@ -21,8 +21,10 @@ from torch.optim import Optimizer
 
 __all__ = ["Checkpoints", "missing_from"]
 
+T = TypeVar("T")
 _logger = logging.getLogger("matrix_adagrad")
-_PREFIX, _UNFINISHED = "step-", ".unfinished"
+_PREFIX, _UNFINISHED, _OLD = "step-", ".unfinished", ".old"
+_NAME = re.compile(rf"{_PREFIX}(\d+)({re.escape(_OLD)})?")
 
 
 class Stateful(Protocol):
@@ -76,36 +78,43 @@ class Checkpoints:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         path = self.folder / f"{_PREFIX}{step:09}"
-        unfinished = path.with_name(path.name + _UNFINISHED)
-        if _is_first():
+        unfinished, old = (path.with_name(path.name + suffix) for suffix in (_UNFINISHED, _OLD))
+
+        def prepare() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(unfinished, ignore_errors=True)
-        _wait_for_all()
-        if hasattr(self.optimizer, "init_state"):
-            self.optimizer.init_state()  # else torch makes the state of an optimizer that never stepped by a step
+
+        def name() -> None:
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():  # the same step again: until the new one has its name, the old one can be found
+                path.rename(old)
+            unfinished.rename(path)
+            self._remove_old(path)
+
+        _by_the_first(prepare)
         with _alone():
             save(self._state(step), checkpoint_id=unfinished)
-        if _is_first():
-            shutil.rmtree(path, ignore_errors=True)
-            unfinished.rename(path)
-            self._remove_old()
-        _wait_for_all()
+        _by_the_first(name)
         return path
 
     def resume(self) -> int:
-        """Load the newest checkpoint that is complete; how many steps it was saved after, 0 if there is none."""
-        from torch.distributed.checkpoint.state_dict import set_state_dict
+        """Load the newest checkpoint that is complete; how many steps it was saved after, 0 if there is none.
+
+        If the optimizer refuses its state, because it is of another geometry or domain, the model is left as it was.
+        """
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        found = [str(self.newest() or "")] if _is_first() else [""]
-        if _are_many():
-            dist.broadcast_object_list(found)  # all ranks load the same one
-        if not found[0]:
+        newest = _by_the_first(self.newest)
+        if newest is None:
             return 0
         state = self._state(0)
+        weights = {"model": state.pop("model")}
         with _alone():
-            load(state, checkpoint_id=found[0])
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            load(state, checkpoint_id=newest)
+            set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+            load(weights, checkpoint_id=newest)
+        set_model_state_dict(self.model, weights["model"])
         for name, other in self.others.items():
             other.load_state_dict(state["others"][name])
         return int(state["step"])
@@ -119,19 +128,27 @@ class Checkpoints:
             _logger.warning("the checkpoint %s is not complete (%s): the one before is used", path, missing)
         return None
 
-    def _all(self) -> Iterator[Path]:
+    def _all(self) -> list[Path]:
         """All that have a name, the newest first."""
-        paths = self.folder.glob(f"{_PREFIX}*[0-9]")
-        yield from sorted(paths, key=lambda path: int(path.name.removeprefix(_PREFIX)), reverse=True)
+        named = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir()]
+        found = [(int(match[1]), not match[2], path) for match, path in named if match]
+        return [path for _, _, path in sorted(found, reverse=True)]
 
-    def _remove_old(self) -> None:
-        complete = [path for path in self._all() if not missing_from(path)]
-        for path in complete[self.keep :]:
-            shutil.rmtree(path, ignore_errors=True)
+    def _remove_old(self, newest: Path) -> None:
+        """All but the newest ones; those of later steps are another run's, and stay."""
+        paths = self._all()
+        before = [path for path in paths[paths.index(newest) + 1 :] if not missing_from(path)]
+        if newest != paths[0]:
+            _logger.warning("%s has later checkpoints, such as %s: they are left alone", self.folder, paths[0].name)
+        for path in before:
+            if path.name.endswith(_OLD) or path in before[self.keep - 1 :]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _state(self, step: int) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
+        if hasattr(self.optimizer, "init_state"):
+            self.optimizer.init_state()  # else torch makes the state by a step, or not at all if there are gradients
         model, optimizer = get_state_dict(self.model, self.optimizer)
         others = {name: other.state_dict() for name, other in self.others.items()}
         return {"model": model, "optimizer": optimizer, "step": step, "others": others}
@@ -146,7 +163,7 @@ def missing_from(checkpoint: str | Path) -> str:
         stored = FileSystemReader(checkpoint).read_metadata().storage_data
     except FileNotFoundError:
         return "its .metadata is missing"
-    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+    except Exception as error:
         return f"its .metadata cannot be read: {error}"
     needed: dict[str, int] = {}
     for item in stored.values():
@@ -172,10 +189,18 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _is_first() -> bool:
-    return not _are_many() or dist.get_rank() == 0
-
-
-def _wait_for_all() -> None:
-    if _are_many():
-        dist.barrier()
+def _by_the_first(work: Callable[[], T]) -> T:
+    """Work that rank 0 does for all: they wait for it, and have its result, or its error."""
+    if not _are_many():
+        return work()
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = work()
+        except Exception as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    result: T = outcome[0]
+    return result

@@ -3,6 +3,7 @@
 import functools
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.checkpoints import Checkpoints, missing_from
+from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.geometry import Column, Row
 from matrix_adagrad.optim.shards import here
 from tests.distributed.layouts import SHAPES, Layout, assert_same, mesh_of, random, shared_out
@@ -248,3 +250,89 @@ def test_saving_before_the_first_step_does_not_change_the_run(tmp_path):
 def test_no_checkpoints_at_all_cannot_be_kept(tmp_path):
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         Checkpoints(tmp_path, *a_run(ROW, None, tmp_path)[:2], keep=0)
+
+
+def test_a_run_that_had_a_gradient_before_it_was_resumed_has_its_state(tmp_path):
+    model, optimizer, checkpoints = a_run(ROW, None, tmp_path)
+    model.train_until(optimizer, 0, FIRST)
+    checkpoints.save(FIRST)
+    model, optimizer, checkpoints = a_run(ROW, None, tmp_path)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    assert checkpoints.resume() == FIRST
+    model.train_until(optimizer, FIRST, LAST)
+    del model.p7.grad
+    one = Model(None)
+    other = ROW(one.parameters())
+    one.train_until(other, 0, LAST)
+    for name, param in one.named_parameters():
+        if name != "p7":  # the one that otherwise has no gradient
+            assert_same(getattr(model, name), param, exact=True)
+
+
+def test_saving_a_step_again_can_be_broken_off_without_a_loss(tmp_path, monkeypatch):
+    model, optimizer, _ = a_run(ROW, None, tmp_path)
+    checkpoints = Checkpoints(tmp_path, model, optimizer, keep=1)
+    model.train_until(optimizer, 0, 1, checkpoints.save)
+    rename, names = Path.rename, []
+
+    def broken_off(path, to):
+        names.append(Path(to).name)
+        if len(names) == 2:
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(1)
+    monkeypatch.undo()
+    assert checkpoints.resume() == 1
+    checkpoints.save(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_checkpoints_of_later_steps_are_another_runs(tmp_path, caplog):
+    _, _, checkpoints = a_run(ROW, None, tmp_path)
+    for step in (100, 200, 5, 6, 7):
+        with caplog.at_level(logging.WARNING, "matrix_adagrad"):
+            assert checkpoints.save(step).exists()
+    assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [6, 7, 100, 200]
+    assert "has later checkpoints, such as step-000000200" in caplog.text
+
+
+def with_strays(folder):
+    """What is not a checkpoint is not taken for one, and no rank waits for another that failed."""
+    _, _, checkpoints = a_run(ROW, None, folder)
+    assert checkpoints.resume() == 3
+    checkpoints.folder = folder / "step-000000009"  # a file
+    with pytest.raises(OSError, match="step-000000009"):
+        checkpoints.save(1)
+
+
+def test_strays_and_failures_of_one_rank(ranks, tmp_path):
+    two_checkpoints(tmp_path)
+    shutil.rmtree(tmp_path / "step-000000004")
+    (tmp_path / "step-old2").mkdir()
+    (tmp_path / "step-000000009").write_text("not a folder")
+    ranks.run(2, with_strays, tmp_path, timeout=30)
+
+
+@pytest.mark.parametrize("place", range(10, 2000, 130))
+def test_a_wrong_byte_in_the_metadata_is_no_crash(tmp_path, place):
+    _, _, checkpoints = a_run(ROW, None, tmp_path)
+    metadata = checkpoints.save(1) / ".metadata"
+    data = bytearray(metadata.read_bytes())
+    data[place % len(data)] ^= 0xFF
+    metadata.write_bytes(data)
+    missing_from(metadata.parent)
+
+
+def test_a_state_that_is_refused_leaves_the_model_alone(tmp_path):
+    model, optimizer, checkpoints = a_run(ROW, None, tmp_path)
+    model.train_until(optimizer, 0, 2, checkpoints.save)
+    model = Model(None)
+    before = [param.detach().clone() for param in model.parameters()]
+    optimizer = ROW(model.parameters(), domain=FrobeniusBall(1e3))
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        Checkpoints(tmp_path, model, optimizer).resume()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

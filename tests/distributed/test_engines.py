@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from matrix_adagrad import ColumnMomentum, MatrixAdaGrad, MatrixMomentum, RowAdaGrad
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed import engines
-from tests.distributed.layouts import assert_same
+from tests.distributed.layouts import assert_same, mesh_of, shared_out
 
 ENGINES = (
     *((engines.fsdp, world) for world in (2, 3, 4)),
@@ -105,3 +106,38 @@ def test_replicas_round_alike(ranks, engine, world):
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
             assert torch.equal(mine, theirs)
+
+
+def two_groups():
+    params = [nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.full_like(param, 0.01)
+    RowAdaGrad([{"params": [param]} for param in params], lr=0.1, stochastic_rounding=True).step()
+    assert not torch.equal(params[0], params[1])  # each group draws numbers of its own
+
+
+def test_groups_that_are_rounded_at_random(ranks):
+    ranks.run(2, two_groups)
+
+
+def shards_of_another_parameter():
+    """A rank may hold nothing of the first parameter; its replica of the second must not notice."""
+    mesh = mesh_of((2, 2))
+    layouts = {(3, 8): [Shard(0), Shard(0)], (4, 8): [Shard(0), Replicate()]}
+    params = [
+        nn.Parameter(shared_out(torch.ones(shape, dtype=torch.bfloat16), mesh, placements))
+        for shape, placements in layouts.items()
+    ]
+    optimizer = MatrixAdaGrad(params, lr=0.1, geometry="column", stochastic_rounding=True)
+    torch.manual_seed(torch.distributed.get_rank())
+    for _ in range(5):
+        for param in params:
+            param.grad = torch.full_like(param, 0.01)
+        optimizer.step()
+    return params[1].detach().to_local().float()
+
+
+def test_replicas_round_alike_whatever_else_a_rank_holds(ranks):
+    first, second, third, fourth = ranks.run(4, shards_of_another_parameter)
+    assert torch.equal(first, second)
+    assert torch.equal(third, fourth)

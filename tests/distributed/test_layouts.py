@@ -3,13 +3,15 @@
 import functools
 
 import pytest
+import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
-from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls
+from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
-from tests.distributed.layouts import LAYOUTS, Layout, assert_follows
+from tests.distributed.layouts import LAYOUTS, Layout, assert_follows, mesh_of, shared_out
 
 GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=2, columns=None))
 OPTIMIZERS = (MatrixAdaGrad, MatrixMomentum)
@@ -48,3 +50,21 @@ def test_with_every_option(ranks, setting, geometry, optimizer):
 def test_with_a_domain(ranks, domain, layout, geometry):
     make = functools.partial(MatrixAdaGrad, lr=0.1, geometry=geometry, domain=domain, project_start=True)
     ranks.run(layout.world, assert_follows, make, layout)
+
+
+def one_row(domain, start):
+    """One rank holds the only row, and the other one nothing: they must agree on what they do."""
+    param = Parameter(shared_out(torch.full((1, 4), start), mesh_of((2,)), [Shard(0)]))
+    param.grad = shared_out(torch.ones(1, 4), param.device_mesh, param.placements)
+    make = functools.partial(MatrixAdaGrad, [param], lr=0.1, geometry="entry", domain=domain)
+    if not domain.contains(torch.full((1, 4), start)):
+        with pytest.raises(ValueError, match="starts outside"):
+            make()
+    make(project_start=True).step()
+    assert domain.contains(param.full_tensor().detach())
+
+
+@pytest.mark.parametrize("start", [0.25, 2.0])
+@pytest.mark.parametrize("domain", [RowBalls(1.0), RowSimplex(), FrobeniusBall(1.0)], ids=str)
+def test_a_parameter_of_one_row_with_a_domain(ranks, domain, start):
+    ranks.run(2, one_row, domain, start, timeout=30)

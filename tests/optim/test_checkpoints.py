@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Adagrad, Adam, NAdam
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum
+from matrix_adagrad.domains import RowBalls
 from tests.optim.table import CLASSES, TABLE
 from tests.optim.training import assert_bitwise, make_params, train
 
@@ -342,3 +343,22 @@ def test_after_a_step_the_state_of_parameters_without_gradients_is_saved_too(ent
     assert saved.keys() == {0, 1}
     assert (saved[0]["step"], saved[1]["step"]) == (1, 0)
     assert saved[0].keys() == saved[1].keys()
+
+
+def test_a_loaded_state_is_no_part_of_the_one_that_it_came_from():
+    params, optimizer = train(RowMomentum)
+    other = RowMomentum(params)
+    other.load_state_dict(optimizer.state_dict())
+    before = [{key: value.clone() for key, value in other.state[param].items()} for param in params]
+    optimizer.step()
+    for param, values in zip(params, before, strict=True):
+        for key, value in values.items():
+            assert torch.equal(other.state[param][key], value)
+
+
+def test_a_lazy_parameter_is_checked_when_its_state_is_made():
+    layer = torch.nn.LazyLinear(2)
+    optimizer = RowAdaGrad(layer.parameters(), domain=RowBalls(1e-9))
+    layer(torch.ones(1, 3))
+    with pytest.raises(ValueError, match="starts outside"):
+        optimizer.init_state()

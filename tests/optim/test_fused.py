@@ -81,14 +81,15 @@ def state_of(params, grads, rule):
         [torch.zeros(()) for _ in params],
         rule.members(params),
         [False] * len(params),
+        list(range(len(params))),
     )
     return batch if any(grad.is_sparse for grad in grads) else seen(batch, rule.geometry)
 
 
 def copied(batch):
     """A batch of its own memory, and of the same layout."""
-    tensors = [[x.detach().clone() if x.is_sparse else _with_gaps(x) for x in tensors] for tensors in batch[:-2]]
-    return Batch(*tensors, *batch[-2:])
+    tensors = [[x.detach().clone() if x.is_sparse else _with_gaps(x) for x in tensors] for tensors in batch[:5]]
+    return Batch(*tensors, *batch[5:])
 
 
 def _with_gaps(x):

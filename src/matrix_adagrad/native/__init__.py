@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["LIBRARY", "MOVE", "READ", "RULE", "TENSOR_FIELDS", "load", "missing"]
 
 # The structs `tensor`, with so many fields of 8 bytes, and `rule` of kernels.h.
-TENSOR_FIELDS = 22
+TENSOR_FIELDS = 23
 RULE = "5d4qQ"
 
 # What a step does to its tensors: one of both is asked for where parts of a block lie on other machines.

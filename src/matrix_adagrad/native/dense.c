@@ -18,7 +18,7 @@ const arithmetic *arithmetic_of(int64_t dtype)
     return ARITHMETIC_ANYWHERE[dtype];
 }
 
-static settings settings_at(double step, const tensor *t, const rule *r, int64_t number)
+static settings settings_at(double step, const tensor *t, const rule *r)
 {
     int corrected = r->momentum && r->bias_correction;
     settings s = {
@@ -33,21 +33,21 @@ static settings settings_at(double step, const tensor *t, const rule *r, int64_t
         .l2 = r->decoupled ? 0 : r->weight_decay,
         .shrink = r->decoupled ? 1 - r->lr * r->weight_decay : 1,
         .momentum = r->momentum,
-        .seed = t->dtype == BF16 && r->seed ? (r->seed + (uint64_t)number * 0x9e3779b97f4a7c15u) | 1 : 0,
+        .seed = t->dtype == BF16 && r->seed ? (r->seed + t->number * 0x9e3779b97f4a7c15u) | 1 : 0,
     };
     return s;
 }
 
-settings begin_step(const tensor *t, const rule *r, int64_t number)
+settings begin_step(const tensor *t, const rule *r)
 {
-    if (t->step_is_f64) return settings_at(*(double *)t->step += 1, t, r, number);
-    return settings_at(*(float *)t->step += 1, t, r, number);
+    if (t->step_is_f64) return settings_at(*(double *)t->step += 1, t, r);
+    return settings_at(*(float *)t->step += 1, t, r);
 }
 
-static settings settings_of(const tensor *t, const rule *r, int64_t number, int what)
+static settings settings_of(const tensor *t, const rule *r, int what)
 {
-    if (what == (READ | MOVE)) return begin_step(t, r, number);
-    return settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t, r, number);
+    if (what == (READ | MOVE)) return begin_step(t, r);
+    return settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t, r);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- tiles */
@@ -469,12 +469,12 @@ EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const r
     PARALLEL_FOR
     for (int64_t i = 0; i < count; i++)
         if (tensors[i].outer * tensors[i].inner < LARGE) {
-            settings s = settings_of(&tensors[i], r, i, (int)what);
+            settings s = settings_of(&tensors[i], r, (int)what);
             step(&tensors[i], &s, (int)what, 1, NULL);
         }
     for (int64_t i = 0; large && i < count; i++)
         if (tensors[i].outer * tensors[i].inner >= LARGE) {
-            settings s = settings_of(&tensors[i], r, i, (int)what);
+            settings s = settings_of(&tensors[i], r, (int)what);
             step(&tensors[i], &s, (int)what, threads, scratch);
         }
     free(scratch);

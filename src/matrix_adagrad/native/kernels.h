@@ -43,6 +43,7 @@ typedef struct {
     int64_t touched;
     int64_t members; /* what the sum of squares over a block is divided by */
     void *sums;      /* the sums of squares over the parts of blocks that lie here, laid out like the statistic */
+    uint64_t number; /* of the parameter: each draws random numbers of its own */
 } tensor;
 
 typedef struct {
@@ -91,7 +92,7 @@ typedef struct {
 
 const arithmetic *arithmetic_of(int64_t dtype); /* for the CPU that runs this */
 
-settings begin_step(const tensor *t, const rule *r, int64_t number); /* the rule for this tensor; counts the step */
+settings begin_step(const tensor *t, const rule *r); /* the rule for this tensor; counts the step */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -198,7 +198,7 @@ static void per_table(const work *w, int64_t threads, char *sums, int64_t chunks
     }
 }
 
-static int64_t step(const tensor *t, const rule *r, int64_t number, int64_t threads)
+static int64_t step(const tensor *t, const rule *r, int64_t threads)
 {
     const arithmetic *stored = arithmetic_of(t->dtype), *f = arithmetic_of(t->dtype == F64 ? F64 : F32);
     int64_t n = t->touched, width = t->inner, capacity = most(TILE, width);
@@ -210,7 +210,7 @@ static int64_t step(const tensor *t, const rule *r, int64_t number, int64_t thre
     char *sums = malloc((size_t)(chunks * most(1, width) * f->real));
     int64_t failed = !order || !counts || !room || !sums ? -1 : 0;
     if (!failed) {
-        settings s = begin_step(t, r, number);
+        settings s = begin_step(t, r);
         int neighbours = t->x.inner == 1 && (!s.momentum || t->average.inner == 1) &&
                          (t->kind != PER_ENTRY || t->statistic.inner == 1);
         int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
@@ -228,7 +228,7 @@ EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, 
     int64_t failed = 0;
     for (int64_t i = 0; i < count && !failed; i++)
         if (tensors[i].touched)
-            failed = step(&tensors[i], r, i, tensors[i].touched * tensors[i].inner <= SERIAL ? 1 : threads);
-        else begin_step(&tensors[i], r, i);
+            failed = step(&tensors[i], r, tensors[i].touched * tensors[i].inner <= SERIAL ? 1 : threads);
+        else begin_step(&tensors[i], r);
     return failed;
 }

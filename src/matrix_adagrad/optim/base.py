@@ -94,7 +94,12 @@ class MatrixOptimizer(StatefulOptimizer):
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         group["geometry"].check_fits(name, param.shape)
         if group["domain"] is not None:
-            group["domain"].check_fits(name, param)
+            whole = torch.empty(param.shape, dtype=param.dtype, device="meta") if is_sharded(param) else param
+            group["domain"].check_fits(name, whole)
+
+    def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        self._check_fits(name, param, group)  # a lazy parameter had no shape before
+        self._check_start(name, param, group)
 
     @staticmethod
     def _check_start(name: str, param: Tensor, group: dict[str, Any]) -> None:
@@ -102,15 +107,15 @@ class MatrixOptimizer(StatefulOptimizer):
         domain = group["domain"]
         if domain is None or param.is_meta:
             return
-        x, own, sharded = param.detach(), domain, is_sharded(param)
+        x, own, sharded, is_part = param.detach(), domain, is_sharded(param), False
         if sharded:
-            x, own = shards().part_of_domain(x, domain)
+            x, own, is_part = shards().part_of_domain(x, domain)
         outside = float(not own.contains(x))
         if not (shards().total(outside, param) if sharded else outside):
             return
         if not group["project_start"]:
             distance = own.distance(x)
-            if sharded and x.shape != param.shape:
+            if is_part:
                 distance = math.sqrt(shards().total(distance**2, param))
             raise ValueError(
                 f"{name} starts outside of {domain!r}, at a distance of {distance:.4g}: "
@@ -118,7 +123,7 @@ class MatrixOptimizer(StatefulOptimizer):
             )
         with torch.no_grad():
             x.copy_(own.project(x))
-            if sharded:
+            if sharded and not is_part:
                 shards().put(param, x)
 
     # ------------------------------------------------------------------------------------------------------------ step
@@ -143,15 +148,18 @@ class MatrixOptimizer(StatefulOptimizer):
             work: list[Callable[[], None]] = []
             divided: list[Divided] = []  # over machines
             after: list[Callable[[], None]] = []
-            for group in self.param_groups:  # all of them first: what cannot be stepped is refused before any moves
+            for number, group in enumerate(
+                self.param_groups
+            ):  # all of them first: what cannot be stepped is refused before any moves
                 for is_sparse in (False, True):
-                    batch = Batch([], [], [], [], [], [], [])
-                    self._init_group(group, is_sparse, *batch[:-2])
+                    batch = Batch.empty()
+                    self._init_group(group, is_sparse, *batch[:5])
                     if not batch.params:
                         continue
-                    rule = self._rule(group, batch)
+                    rule = self._rule(group)._replace(seed=self._seed(group, number, batch))
                     batch.members.extend(rule.members(batch.params))
                     batch.lone.extend([False] * len(batch.params))
+                    batch.numbers.extend(range(len(batch.params)))
                     if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
                         work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
                         if group["domain"] is not None:
@@ -185,9 +193,8 @@ class MatrixOptimizer(StatefulOptimizer):
         for i, param in enumerate(group["params"]):
             if param.grad is None or param.grad.is_sparse != is_sparse:
                 continue
-            if param not in self.state:  # a lazy parameter had no shape before
-                self._check_fits(self._name(group, i), param, group)
-                self._check_start(self._name(group, i), param, group)
+            if param not in self.state:
+                self._check_new(self._name(group, i), param, group)
             if is_sparse:
                 self._check_sparse(i, param, group)
             state = self._state_of(param, group)
@@ -219,12 +226,17 @@ class MatrixOptimizer(StatefulOptimizer):
         if domain is not None and not domain.is_separable_by_rows(param.shape):
             _say_that_all_rows_are_projected(self._name(group, i), domain)
 
-    def _rule(self, group: dict[str, Any], batch: Batch) -> Rule:
+    @staticmethod
+    def _seed(group: dict[str, Any], number: int, batch: Batch) -> int | None:
+        """Machines that hold the same parameter must round it alike, and their generators need not be in step."""
+        if not group["stochastic_rounding"] or torch.compiler.is_compiling():
+            return None
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        return (int(batch.steps[0].item() + 1) * _SPREAD + number * _SPREAD**2) % (1 << 62) + 1
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
         lr = group["lr"]
-        seed = None
-        if group["stochastic_rounding"] and dist.is_available() and dist.is_initialized():
-            # Machines that hold the same parameter must round alike, and their generators need not be in step.
-            seed = int(batch.steps[0].item() + 1) * _SPREAD % (1 << 62) + self.param_groups.index(group) + 1
         return Rule(
             geometry=group["geometry"],
             reduction=group["reduction"],
@@ -237,7 +249,6 @@ class MatrixOptimizer(StatefulOptimizer):
             maximize=group["maximize"],
             stochastic_rounding=group["stochastic_rounding"],
             capturable=group["capturable"],
-            seed=seed,
         )
 
 

@@ -140,7 +140,7 @@ def _pieces_of(param: DTensor, geometry: Geometry) -> tuple[_Piece, ...]:
 
 def localize(batch: Batch, geometry: Geometry) -> tuple[Batch, Batch]:
     """What lies here of the parameters whose blocks do so as a whole, as plain tensors; and the other parameters."""
-    whole, divided = Batch([], [], [], [], [], [], []), []
+    whole, divided = Batch.empty(), []
     for i, param in enumerate(batch.params):
         if isinstance(param, DTensor) and statistic_layout(geometry, param.shape, param.placements).divided:
             divided.append(i)
@@ -172,6 +172,7 @@ def _append(to: Batch, batch: Batch, i: int, full_size: list[Tensor], statistic:
     to.steps.append(batch.steps[i])
     to.members.append(batch.members[i])
     to.lone.append(statistic.numel() == 1 < batch.statistics[i].numel())
+    to.numbers.append(batch.numbers[i])
 
 
 # ------------------------------------------------------------------------------------------- blocks on many machines
@@ -190,7 +191,7 @@ class Divided:
     def __init__(self, batch: Batch, rule: Rule, group: Mapping[str, Any]) -> None:
         self._rule = rule
         self._statistics = batch._replace(statistics=[here(statistic) for statistic in batch.statistics])
-        self._pieces, self._places = Batch([], [], [], [], [], [], []), []
+        self._pieces, self._places = Batch.empty(), []
         self.groups: list[list[_Group]] = []  # of each parameter: those that its sums are added up over
         for i, param in enumerate(batch.params):
             assert isinstance(param, DTensor)
@@ -288,23 +289,24 @@ def taken_over(value: Tensor, like: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------- domains
 
 
-def part_of_domain(param: DTensor, domain: Domain) -> tuple[Tensor, Domain]:
-    """The rows that lie here and their domain, if they have one of their own; else the whole parameter, gathered."""
+def part_of_domain(param: DTensor, domain: Domain) -> tuple[Tensor, Domain, bool]:
+    """The rows that lie here and their domain, if they have one of their own; else the whole parameter, gathered.
+
+    And whether it is the rows: all ranks agree on that, also one that happens to hold all of them.
+    """
     if domain.is_separable_by_rows(param.shape) and not any(_splits_rows(p) for p in param.placements):
         rows = _numbers(param.shape[0], 0, param.device_mesh, param.placements)
-        return here(param), domain.of_rows(rows.to(here(param).device), param.shape)
-    return param.full_tensor(), domain
+        return here(param), domain.of_rows(rows.to(here(param).device), param.shape), True
+    return param.full_tensor(), domain, False
 
 
 def _splits_rows(placement: Placement) -> bool:
     return isinstance(placement, Shard | _StridedShard) and placement.dim != 0
 
 
-def put(param: DTensor, x: Tensor) -> None:
-    """Write what `part_of_domain` gave, and what became of it."""
-    mine = here(param)
-    if x is not mine:
-        mine.copy_(x if x.shape == mine.shape else taken_over(x, param))
+def put(param: DTensor, whole: Tensor) -> None:
+    """Write what lies here of a parameter that was gathered."""
+    here(param).copy_(taken_over(whole, param))
 
 
 def confine_shards(batch: Batch, rule: Rule, domain: Domain) -> None:
@@ -316,12 +318,13 @@ def confine_shards(batch: Batch, rule: Rule, domain: Domain) -> None:
             continue
         statistic = batch.statistics[i]
         assert isinstance(statistic, DTensor)
-        x, own = part_of_domain(param, domain)
-        scales = here(statistic)
-        if own.depends_on_metric and (x.shape == param.shape or statistic.dim() != param.dim()):
-            x, own, scales = param.full_tensor(), domain, statistic.full_tensor()
+        x, own, is_part = part_of_domain(param, domain)
+        if is_part and own.depends_on_metric and statistic.dim() != param.dim():  # scales of blocks that rows share
+            x, own, is_part = param.full_tensor(), domain, False
+        scales = here(statistic) if is_part or not own.depends_on_metric else statistic.full_tensor()
         confine(one._replace(params=[x], grads=[x], statistics=[scales]), rule, own)
-        put(param, x)
+        if not is_part:
+            put(param, x)
 
 
 def total(value: float, param: DTensor) -> float:

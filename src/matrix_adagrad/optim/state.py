@@ -47,9 +47,14 @@ class StatefulOptimizer(Optimizer):
         A checkpoint of an optimizer that has not stepped, or of a model with unused parameters, is then complete.
         """
         for group in self.param_groups:
-            for param in group["params"]:
+            for name, param in self._named(group):
                 if param.requires_grad and not is_lazy(param):
+                    if param not in self.state:
+                        self._check_new(name, param, group)
                     self._state_of(param, group)
+
+    def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        """Raise an error that names a parameter which cannot have a state."""
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
@@ -69,7 +74,7 @@ class StatefulOptimizer(Optimizer):
     def _count(steps: Any, param: Tensor, group: dict[str, Any]) -> Tensor:
         """The number of steps, where and as torch keeps it."""
         dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
-        return torch.as_tensor(steps, dtype=dtype, device=param.device if group["capturable"] else "cpu")
+        return torch.as_tensor(steps, dtype=dtype, device=param.device if group["capturable"] else "cpu").clone()
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 

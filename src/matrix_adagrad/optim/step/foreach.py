@@ -60,7 +60,7 @@ def _write(i: int, scale: Tensor, batch: Batch, rule: Rule) -> None:
     x.addcmul_(direction, scale, value=-1)
     del direction  # it may be a copy, and rounding needs room too
     if x.dtype != param.dtype:
-        store(param, x, rule, i)
+        store(param, x, rule, batch.numbers[i])
 
 
 def _gradient(param: Tensor, grad: Tensor, rule: Rule) -> Tensor:

@@ -154,7 +154,7 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> tuple[int, ...
         *(statistic.data_ptr(), v_outer, v_inner),
         *(outer, inner, kind, dtype),
         *(step.data_ptr(), step.dtype is torch.float64, index, touched),
-        *(batch.members[i], 0 if sums is None else sums.data_ptr()),
+        *(batch.members[i], 0 if sums is None else sums.data_ptr(), batch.numbers[i]),
     )
 
 
@@ -246,11 +246,12 @@ def _step(
     steps: list[Tensor],
     members: list[int],
     lone: list[bool],
+    numbers: list[int],
     lr: Tensor,
-    numbers: list[float],
+    reals: list[float],
     flags: list[bool],
 ) -> None:
-    eps, weight_decay, beta1, beta2 = numbers
+    eps, weight_decay, beta1, beta2 = reals
     momentum, bias_correction, decoupled, maximize, stochastic_rounding = flags
     rule = Rule(
         geometry=Entry(),  # of this and of the next the batch knows what it needs
@@ -266,7 +267,7 @@ def _step(
         capturable=False,
     )
     try:
-        fused(Batch(params, grads, averages, statistics, steps, members, lone), rule)
+        fused(Batch(params, grads, averages, statistics, steps, members, lone, numbers), rule)
     except NotCoveredError as reason:
         raise reason.refusal() from None
 

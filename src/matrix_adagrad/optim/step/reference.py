@@ -41,7 +41,7 @@ def _move(batch: Batch, rule: Rule) -> None:
         s = root(batch.statistics[i] / correction2) + rule.eps  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
         scale = quotient(rule.lr / correction1, s)
         x = x - scale * direction  # argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t): see `confine`
-        store(param, x, rule, i)
+        store(param, x, rule, batch.numbers[i])
 
 
 reference = Parts(_read, _accumulate, _move)

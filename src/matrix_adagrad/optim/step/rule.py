@@ -27,6 +27,12 @@ class Batch(NamedTuple):
     steps: list[Tensor]
     members: list[int]  # what the sum of squares over a block is divided by
     lone: list[bool]  # whether this is all that lies here of a parameter with more blocks: its one row, or column
+    numbers: list[int]  # of the parameters: where they are rounded at random, each draws numbers of its own
+
+    @classmethod
+    def empty(cls) -> Batch:
+        """No parameters yet."""
+        return cls([], [], [], [], [], [], [], [])
 
     def some(self, which: list[int]) -> Batch:
         """The parameters of these numbers alone."""
@@ -121,7 +127,7 @@ def widen(x: Tensor, like: Tensor) -> Tensor:
 
 
 def store(param: Tensor, x: Tensor, rule: Rule, number: int) -> None:
-    """Write ``x`` into a parameter, the ``number``-th of its batch.
+    """Write ``x`` into a parameter, which has this number.
 
     Where the parameter is narrower than the arithmetic, this is the only rounding.
     """

@@ -41,7 +41,7 @@ def sparse(batch: Batch, rule: Rule) -> None:
         x.view(view).addcmul_(direction.view(view), scale, value=-1)
         if x.dtype != param.dtype:
             rows = torch.empty_like(x, dtype=param.dtype)
-            store(rows, x, rule, i)
+            store(rows, x, rule, batch.numbers[i])
             x = rows
         param.index_copy_(0, index, x)
 

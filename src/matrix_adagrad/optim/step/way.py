@@ -40,9 +40,10 @@ def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[
 
 def way_in_parts(batch: Batch, group: Mapping[str, Any]) -> Parts:
     """The same for a step with a pause between reading and moving; for this batch, whose tensors are plain, alone."""
-    sums, otherwise = [torch.empty_like(statistic) for statistic in batch.statistics], _in_torch(batch.params, group)
+    otherwise = _in_torch(batch.params, group)
     if not (group["fused"] or _may_be_fused(group)):
         return otherwise
+    sums = [torch.empty_like(statistic) for statistic in batch.statistics]
     fields, covered, rest = _covered(batch, group, sums)
     if not covered:
         return otherwise
