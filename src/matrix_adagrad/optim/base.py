@@ -148,9 +148,8 @@ class MatrixOptimizer(StatefulOptimizer):
             work: list[Callable[[], None]] = []
             divided: list[Divided] = []  # over machines
             after: list[Callable[[], None]] = []
-            for number, group in enumerate(
-                self.param_groups
-            ):  # all of them first: what cannot be stepped is refused before any moves
+            # All of them first: what cannot be stepped is refused before any moves.
+            for number, group in enumerate(self.param_groups):
                 for is_sparse in (False, True):
                     batch = Batch.empty()
                     self._init_group(group, is_sparse, *batch[:5])
