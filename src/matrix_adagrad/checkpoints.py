@@ -159,21 +159,19 @@ def missing_from(checkpoint: str | Path) -> str:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     checkpoint = Path(checkpoint)
+    needed: dict[str, int] = {}
     try:
-        stored = FileSystemReader(checkpoint).read_metadata().storage_data
+        for item in FileSystemReader(checkpoint).read_metadata().storage_data.values():
+            needed[item.relative_path] = max(needed.get(item.relative_path, 0), item.offset + item.length)
+        for name, size in sorted(needed.items()):
+            if not (checkpoint / name).exists():
+                return f"{name} is missing"
+            if (checkpoint / name).stat().st_size < size:
+                return f"{name} has {(checkpoint / name).stat().st_size} bytes of {size}"
     except FileNotFoundError:
         return "its .metadata is missing"
-    except Exception as error:
+    except Exception as error:  # of a file with wrong bytes, it may be any
         return f"its .metadata cannot be read: {error}"
-    needed: dict[str, int] = {}
-    for item in stored.values():
-        needed[item.relative_path] = max(needed.get(item.relative_path, 0), item.offset + item.length)
-    for name, size in sorted(needed.items()):
-        file = checkpoint / name
-        if not file.exists():
-            return f"{name} is missing"
-        if file.stat().st_size < size:
-            return f"{name} has {file.stat().st_size} bytes of {size}"
     return ""
 
 

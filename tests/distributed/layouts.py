@@ -44,7 +44,8 @@ class Layout:
 
 
 LAYOUTS: tuple[Layout, ...] = (
-    *(Layout((world,), (placement,)) for world in (2, 3, 4) for placement in (Shard(0), Shard(1), Replicate())),
+    *(Layout((world,), (placement,)) for world in (2, 3, 4) for placement in (Shard(0), Shard(1))),
+    Layout((3,), (Replicate(),)),
     Layout((2, 2), (Replicate(), Shard(0))),  # HSDP
     Layout((2, 2), (Shard(0), Shard(1))),  # FSDP2 and a row-wise parallel layer
     Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),  # FSDP2 and a column-wise parallel layer

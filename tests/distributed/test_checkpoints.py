@@ -212,12 +212,13 @@ def test_a_checkpoint_that_was_cut_off_is_found_out_and_the_one_before_is_used(t
     assert checkpoints.resume() == 4
 
 
-@pytest.mark.parametrize("after", range(0, 4000, 500))
-def test_a_metadata_file_of_any_length_is_never_taken_for_a_whole_one(tmp_path, after):
+def test_a_metadata_file_of_any_length_is_never_taken_for_a_whole_one(tmp_path):
     checkpoints = two_checkpoints(tmp_path)
     metadata = tmp_path / "step-000000004" / ".metadata"
     whole = metadata.read_bytes()
-    metadata.write_bytes(whole[: min(after, len(whole) - 1)])
+    for length in range(0, len(whole), 97):
+        metadata.write_bytes(whole[:length])
+        assert missing_from(metadata.parent)
     assert checkpoints.resume() == 3
 
 
@@ -317,14 +318,13 @@ def test_strays_and_failures_of_one_rank(ranks, tmp_path):
     ranks.run(2, with_strays, tmp_path, timeout=30)
 
 
-@pytest.mark.parametrize("place", range(10, 2000, 130))
-def test_a_wrong_byte_in_the_metadata_is_no_crash(tmp_path, place):
+def test_a_wrong_byte_in_the_metadata_is_no_crash(tmp_path):
     _, _, checkpoints = a_run(ROW, None, tmp_path)
     metadata = checkpoints.save(1) / ".metadata"
-    data = bytearray(metadata.read_bytes())
-    data[place % len(data)] ^= 0xFF
-    metadata.write_bytes(data)
-    missing_from(metadata.parent)
+    whole = metadata.read_bytes()
+    for place in range(0, len(whole), 41):
+        metadata.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        missing_from(metadata.parent)
 
 
 def test_a_state_that_is_refused_leaves_the_model_alone(tmp_path):
