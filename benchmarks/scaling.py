@@ -133,7 +133,8 @@ def payloads(
     for p in params:
         for geometry in _different(p, optimizer):
             for dim in statistic_layout(geometry, torch.Size(p.shape), p.placements).divided:
-                total[dim] += p.count * _statistic_bytes(p, geometry, mesh, at)
+                if mesh[dim] > 1:
+                    total[dim] += p.count * _statistic_bytes(p, geometry, mesh, at)
     return dict(total)
 
 

@@ -13,11 +13,14 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 __all__ = ["Checkpoints", "missing_from"]
 
@@ -25,14 +28,6 @@ T = TypeVar("T")
 _logger = logging.getLogger("matrix_adagrad")
 _PREFIX, _UNFINISHED, _OLD = "step-", ".unfinished", ".old"
 _NAME = re.compile(rf"{_PREFIX}(\d+)({re.escape(_OLD)})?")
-
-
-class Stateful(Protocol):
-    """What has a state besides the model and the optimizer: a scheduler, a sampler, a counter."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 class Checkpoints:

@@ -159,16 +159,16 @@ class MatrixOptimizer(StatefulOptimizer):
                     batch.members.extend(rule.members(batch.params))
                     batch.lone.extend([False] * len(batch.params))
                     batch.numbers.extend(range(len(batch.params)))
+                    project, then = confine, work
                     if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
                         work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
-                        if group["domain"] is not None:
-                            work.append(functools.partial(confine, batch, rule, group["domain"]))
-                        continue
-                    whole, parted = shards().localize(batch, rule.geometry)
-                    work.extend(ways_to_run(whole, rule, group) if whole.params else [])
-                    divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
+                    else:
+                        whole, parted = shards().localize(batch, rule.geometry)
+                        work.extend(ways_to_run(whole, rule, group) if whole.params else [])
+                        divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
+                        project, then = shards().confine_shards, after
                     if group["domain"] is not None:
-                        after.append(functools.partial(shards().confine_shards, batch, rule, group["domain"]))
+                        then.append(functools.partial(project, batch, rule, group["domain"]))
             if divided:
                 work = [functools.partial(shards().step_together, divided, work)]
             for run in (*work, *after):

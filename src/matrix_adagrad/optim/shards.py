@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -54,12 +54,18 @@ def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Pl
     inside, parts = geometry.dims(shape), geometry.parts(shape)
     own: list[Placement] = []
     for placement in placements:
-        at = parts[placement.dim] if isinstance(placement, Shard | _StridedShard) else []
+        dim = _sharded_dim(placement)
+        at = [] if dim is None else parts[dim]
         # A dimension that is cut into blocks may be sharded anywhere: its few scales are everywhere.
         own.append(_moved(placement, at[0]) if len(at) == 1 and at[0] not in inside else Replicate())
     pairs = enumerate(zip(placements, own, strict=True))
     divided = [i for i, (theirs, mine) in pairs if mine.is_replicate() and not theirs.is_replicate()]
     return Layout(tuple(own), tuple(divided))
+
+
+def _sharded_dim(placement: Placement) -> int | None:
+    """The dimension that a placement divides, if it does."""
+    return placement.dim if isinstance(placement, Shard | _StridedShard) else None
 
 
 def _moved(placement: Placement, dim: int) -> Placement:
@@ -80,14 +86,12 @@ def here(x: Tensor) -> Tensor:
     return local.wait() if hasattr(local, "wait") else local  # it may still be on its way
 
 
-def _numbers(size: int, dim: int, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+@functools.lru_cache(maxsize=1 << 10)
+def _numbers(size: int, dim: int, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Tensor:
     """The numbers, along a dimension of this whole size, of what lies here."""
-    own = [
-        _moved(placement, 0) if isinstance(placement, Shard | _StridedShard) and placement.dim == dim else Replicate()
-        for placement in placements
-    ]
+    own = [_moved(placement, 0) if _sharded_dim(placement) == dim else Replicate() for placement in placements]
     everything = torch.arange(size, device=mesh.device_type)
-    return here(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu()
+    return here(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu().clone()  # not a part of them all
 
 
 class _Piece(NamedTuple):
@@ -109,8 +113,7 @@ def _pieces(
     cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
     for d, parts in enumerate(geometry.parts(shape)):
         sizes = [cut[part] for part in parts]
-        sharded = any(isinstance(p, Shard | _StridedShard) and p.dim == d for p in placements)
-        if len(parts) == 1 or not sharded:
+        if len(parts) == 1 or d not in map(_sharded_dim, placements):
             along.append([_Piece((_ALL,), (local[d],) if len(parts) == 1 else tuple(sizes), (_ALL,) * len(parts))])
             continue
         along.append([])
@@ -201,8 +204,8 @@ class Divided:
             self.groups.append([_Group(mesh.get_group(dim), mesh.device_type) for dim in over])
             full_size, statistic = [here(x) for x in _full_size(batch, i)], self._statistics.statistics[i]
             for piece in _pieces_of(param, rule.geometry):
-                if here(param)[piece.where].numel():
-                    parts = [x[piece.where].view(piece.shape) for x in full_size]
+                parts = [x[piece.where].view(piece.shape) for x in full_size]
+                if parts[0].numel():
                     _append(self._pieces, batch, i, parts, statistic[piece.scales])
                     self._places.append((i, piece.scales))
         self._way: Parts = way_in_parts(self._pieces, group)
@@ -260,15 +263,19 @@ def _add_up(steps: list[Divided]) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------- state
 
 
-def empty_statistic(param: DTensor, geometry: Geometry, empty_like: Any, dtype: torch.dtype) -> Tensor:
+def empty_statistic(
+    param: DTensor,
+    geometry: Geometry,
+    empty_like: Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor],
+    dtype: torch.dtype,
+) -> Tensor:
     """A statistic of the parameter's, in its own layout; ``empty_like`` makes a plain one."""
     shape = geometry.statistic_shape(param.shape)
     layout = statistic_layout(geometry, param.shape, param.placements)
     sizes = list(shape)
-    for placement in layout.placements:
-        if isinstance(placement, Shard | _StridedShard):
-            source = next(d for d, parts in enumerate(geometry.parts(param.shape)) if parts == [placement.dim])
-            sizes[placement.dim] = here(param).shape[source]
+    for theirs, mine in zip(map(_sharded_dim, param.placements), map(_sharded_dim, layout.placements), strict=True):
+        if theirs is not None and mine is not None:
+            sizes[mine] = here(param).shape[theirs]
     local = empty_like(here(param), tuple(sizes), dtype)
     strides = empty_like(torch.empty_strided(param.shape, param.stride(), device="meta"), shape, dtype).stride()
     statistic: Tensor = DTensor.from_local(
@@ -294,14 +301,10 @@ def part_of_domain(param: DTensor, domain: Domain) -> tuple[Tensor, Domain, bool
 
     And whether it is the rows: all ranks agree on that, also one that happens to hold all of them.
     """
-    if domain.is_separable_by_rows(param.shape) and not any(_splits_rows(p) for p in param.placements):
+    if domain.is_separable_by_rows(param.shape) and {*map(_sharded_dim, param.placements)} <= {0, None}:
         rows = _numbers(param.shape[0], 0, param.device_mesh, param.placements)
         return here(param), domain.of_rows(rows.to(here(param).device), param.shape), True
     return param.full_tensor(), domain, False
-
-
-def _splits_rows(placement: Placement) -> bool:
-    return isinstance(placement, Shard | _StridedShard) and placement.dim != 0
 
 
 def put(param: DTensor, whole: Tensor) -> None:
