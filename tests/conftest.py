@@ -37,7 +37,7 @@ def pytest_configure(config):
 TOGETHER = (
     "tests/distributed/",
     "tests/experiments/test_reproduce.py",
-    "tests/optim/test_fused.py::test_a_step_needs_less_than_a_megabyte_whatever_the_size",
+    "tests/native/test_library.py::test_a_step_needs_less_than_a_megabyte_whatever_the_size",
 )
 
 

@@ -1,9 +1,6 @@
 """The native kernels do what the reference does, on any tensors, with any number of threads."""
 
-import ctypes
-import logging
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,110 +13,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, native
-from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
-from matrix_adagrad.optim.step import Batch, Rule, fused, reference, seen, sparse
+from matrix_adagrad.geometry import Blocks, Entry, Row
+from matrix_adagrad.optim.step import fused, reference, sparse
 from matrix_adagrad.optim.step.fused import NotCoveredError
+from tests.optim.batches import (
+    DTYPES,
+    GEOMETRIES,
+    LAYOUTS,
+    a_rule,
+    assert_close,
+    assert_equal,
+    batches,
+    copied,
+    layouts,
+    rules,
+    spread,
+    state_of,
+)
 from tests.optim.training import assert_bitwise, make_grads, make_params
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
-
-GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=1, columns=2))
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# One unit in the last place of a narrow parameter, and what sums in another order differ by.
-TOLERANCE = {
-    torch.float32: (3e-6, 1e-6),
-    torch.float64: (1e-12, 1e-13),
-    torch.bfloat16: (2**-7, 1e-6),
-    torch.float16: (2**-9, 1e-6),
-}
-sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65, 130, 520]))
-
-
-@st.composite
-def rules(draw, geometries=GEOMETRIES):
-    momentum = draw(st.booleans())
-    return Rule(
-        geometry=draw(st.sampled_from(geometries)),
-        reduction=draw(st.sampled_from(["sum", "mean"])),
-        lr=draw(st.sampled_from([0.1, 1e-3])),
-        eps=draw(st.sampled_from([0.0, 1e-10, 0.1])),
-        betas=draw(st.sampled_from([(0.9, 0.99), (0.0, 0.5), (0.5, 0.0)])) if momentum else None,
-        bias_correction=momentum and draw(st.booleans()),
-        weight_decay=draw(st.sampled_from([0.0, 0.0, 0.1])),
-        decoupled_weight_decay=draw(st.booleans()),
-        maximize=draw(st.booleans()),
-        stochastic_rounding=False,
-        capturable=False,
-    )
-
-
-LAYOUTS = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.t().contiguous().t(),
-    "every other column": lambda x: torch.stack([x, x], -1)[..., 0],
-    "every other row": lambda x: torch.stack([x, x], 1)[:, 0],
-    "transposed, with gaps": lambda x: torch.stack([x.t(), x.t()], -1)[..., 1].t(),
-    "offset": lambda x: torch.cat([x.flatten(), x.flatten()])[x.numel() :].view(x.shape),
-}
-layouts = st.sampled_from(sorted(LAYOUTS))
-
-
-def spread(shape, seed, dtype):
-    """Normal numbers over some orders of magnitude, rounded to the dtype."""
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=random, dtype=torch.float64)
-    return (x * 10 ** torch.rand(shape, generator=random, dtype=torch.float64)).to(dtype)
-
-
-def state_of(params, grads, rule):
-    wide = [wide_dtype(param.dtype) for param in params]
-    batch = Batch(
-        params,
-        grads,
-        [torch.zeros_like(p, dtype=w) for p, w in zip(params, wide, strict=True)] if rule.betas else [],
-        [torch.zeros(rule.geometry.statistic_shape(p.shape), dtype=w) for p, w in zip(params, wide, strict=True)],
-        [torch.zeros(()) for _ in params],
-        rule.members(params),
-        [False] * len(params),
-        list(range(len(params))),
-    )
-    return batch if any(grad.is_sparse for grad in grads) else seen(batch, rule.geometry)
-
-
-def copied(batch):
-    """A batch of its own memory, and of the same layout."""
-    tensors = [[x.detach().clone() if x.is_sparse else _with_gaps(x) for x in tensors] for tensors in batch[:5]]
-    return Batch(*tensors, *batch[5:])
-
-
-def _with_gaps(x):
-    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).clone()
-    return whole.as_strided(x.shape, x.stride(), x.storage_offset())
-
-
-def written(batch):
-    return [*batch.params, *batch.averages, *batch.statistics, *batch.steps]
-
-
-def assert_close(one, two):
-    for a, b in zip(written(one), written(two), strict=True):
-        rtol, atol = TOLERANCE[a.dtype]
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
-
-
-def assert_equal(one, two):
-    assert_bitwise(written(one), written(two))
-
-
-@st.composite
-def batches(draw):
-    rule, dtype = draw(rules()), draw(st.sampled_from(DTYPES))
-    params, grads = [], []
-    for seed in range(draw(st.integers(1, 3))):
-        m, n = 2 * draw(sizes), 2 * draw(sizes)
-        params.append(LAYOUTS[draw(layouts)](spread((m, n), seed, dtype)))
-        grads.append(LAYOUTS[draw(layouts)](spread((m, n), 100 + seed, dtype)))
-    return state_of(params, grads, rule), rule
 
 
 @given(batches())
@@ -164,12 +77,6 @@ def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape
     assert_close(ends[0], expected)
     for end in ends[1:]:
         assert_equal(end, ends[0])
-
-
-def a_rule(geometry: Geometry, **options):
-    given = {"reduction": "sum", "lr": 0.1, "eps": 1e-10, "betas": None, "bias_correction": False, "weight_decay": 0.0}
-    flags = {"decoupled_weight_decay": False, "maximize": False, "stochastic_rounding": False, "capturable": False}
-    return Rule(**{"geometry": geometry, **given, **flags, **options})
 
 
 def with_threads(threads, call):
@@ -432,101 +339,3 @@ def test_a_small_step_works_in_a_forked_process():
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-# ---------------------------------------------------------------------------------------------------- memory, loading
-
-
-MEASURED = """
-import os, resource, sys, torch
-from matrix_adagrad import MatrixAdaGrad, MatrixMomentum
-
-def measure(cls, options, geometry):
-    x = torch.nn.Parameter(torch.ones(50000, 1000))
-    x.grad = torch.ones_like(x)
-    optimizer = cls([x], geometry=geometry, fused=True, **options)
-    optimizer.init_state()
-    for state in optimizer.state[x].values():
-        state.add_(0)  # its pages are there
-    small = torch.nn.Parameter(torch.ones(300, 1000))
-    small.grad = torch.ones_like(small)
-    cls([small], geometry=geometry, fused=True).step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    optimizer.step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-
-for case in eval(sys.argv[1]):  # each in a process of its own, since the peak of a process never falls
-    if (child := os.fork()) == 0:
-        print(case, measure({"adagrad": MatrixAdaGrad, "momentum": MatrixMomentum}[case[0]], *case[1:]), sep="=")
-        sys.stdout.flush()
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit(f"{case} failed")
-"""
-MEASURED_CASES = [
-    (cls, options, geometry)
-    for cls, options in (("adagrad", {}), ("momentum", {"weight_decay": 0.1}))
-    for geometry in ("row", "column", "entry", "whole")
-]
-
-
-@pytest.fixture(name="extra_kilobytes", scope="module")
-def _extra_kilobytes():
-    """What a large step of each case needs, by one program that imports torch once."""
-    command = [sys.executable, "-c", MEASURED, repr(MEASURED_CASES)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(line.split("=") for line in run.stdout.splitlines())
-
-
-@pytest.mark.separate_process
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
-@pytest.mark.parametrize("case", MEASURED_CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
-def test_a_step_needs_less_than_a_megabyte_whatever_the_size(case, extra_kilobytes):
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert int(extra_kilobytes[str(case)]) < 1024
-
-
-def test_without_kernels_steps_run_on_torchs_operators_and_say_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(native, "LIBRARY", None)
-    native.missing.cache_clear()
-    try:
-        (x,) = make_params(torch.float32, [(6, 4)])
-        optimizer = RowAdaGrad([x])
-        with caplog.at_level(logging.WARNING, logger="matrix_adagrad"):
-            for t in range(3):
-                (x.grad,) = make_grads([x], t)
-                optimizer.step()
-        assert [record.getMessage() for record in caplog.records] == [
-            "matrix-adagrad runs without its native kernels, on torch's operators: "
-            "they were not built: reinstall with a C compiler that knows OpenMP"
-        ]
-        with pytest.raises(RuntimeError, match="fused=True needs the native kernels: .*; or leave fused=None"):
-            RowAdaGrad([x], fused=True)
-    finally:
-        monkeypatch.undo()
-        native.missing.cache_clear()
-
-
-def test_a_library_that_cannot_be_loaded_is_as_none(monkeypatch, tmp_path):
-    broken = tmp_path / "_kernels.so"
-    broken.write_bytes(b"not a library")
-    monkeypatch.setattr(native, "LIBRARY", broken)
-    for cached in (native.missing, native.load):
-        cached.cache_clear()
-    try:
-        assert "_kernels.so cannot be loaded" in native.missing()
-    finally:
-        monkeypatch.undo()
-        for cached in (native.missing, native.load):
-            cached.cache_clear()
-
-
-def test_the_kernels_share_torchs_threads():
-    """One OpenMP runtime in the process: two would fight for the cores."""
-    if sys.platform != "linux":
-        pytest.skip("the maps of a process are a matter of Linux")
-    native.load()
-    with open("/proc/self/maps") as maps:
-        runtimes = {line.split("/", 1)[1].strip() for line in maps if "gomp" in line or "libomp" in line}
-    assert len(runtimes) == 1, runtimes
-    assert isinstance(native.load(), ctypes.CDLL)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matrix_adagrad import native
 from matrix_adagrad.geometry import Column, Row, Whole
 from matrix_adagrad.optim.step import foreach, fused, reference, way_in_parts
-from tests.optim.test_fused import a_rule, assert_close, assert_equal, batches, copied, spread, state_of
+from tests.optim.batches import a_rule, assert_close, assert_equal, batches, copied, spread, state_of
 
 kernels = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
 NATIVE = {"fused": None, "foreach": None, "differentiable": False}

@@ -1,0 +1,38 @@
+"""Games, and learners for them, that the tests of the meter share."""
+
+from matrix_adagrad import Blocks
+from matrix_adagrad.domains import Box, FrobeniusBall, RowBalls, RowSimplex
+from matrix_adagrad.online import (
+    Adversarial,
+    Completion,
+    FullAdaGrad,
+    Hinge,
+    Linear,
+    MirrorDescent,
+    Motivating,
+    Stream,
+    Trace,
+)
+from tests.domains.table import draw
+
+GAMES = {
+    "motivating": Motivating(6, 4),
+    "linear": Linear(6, 4, RowBalls(1.0)),
+    "adversarial": Adversarial(6, 4, FrobeniusBall(1.0)),
+    "hinge": Hinge(Stream.random(6, 4, 40), Box(-1.0, 1.0)),
+    "completion": Completion(Trace.random(6, 4, 40), 6, 4, RowSimplex()),
+}
+SCHEMES = {
+    "row": lambda: "row",
+    "column": lambda: "column",
+    "entry": lambda: "entry",
+    "whole": lambda: "whole",
+    "blocks": lambda: Blocks(rows=2),
+    "full rows": lambda: FullAdaGrad("row", 1e-3),
+    "full columns": lambda: FullAdaGrad("column", 1e-3),
+}
+
+
+def learner(game, scheme="row", **options):
+    x1 = game.domain.project(0.1 * draw(1, game.shape))
+    return MirrorDescent(x1, SCHEMES[scheme](), game.domain, **options)
