@@ -1,0 +1,87 @@
+"""What is to be trained: a model, its loss, and batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Task", "as_task"]
+
+Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its loss, and batches: all that the advisor needs to know.
+
+    Args:
+        make_model: makes the model as it starts; it is called right after ``torch.manual_seed(seed)``.
+        loss: takes the model and a batch and returns the loss, a scalar with a graph.
+        batches: an iterable of batches (a list, a `DataLoader`), taken again from its beginning when it ends; or a
+            function from the seed to such an iterable, which gives every seed an order, or data, of its own.
+        held_out: batches that are not trained on. Runs are judged by the mean loss over them after the last step; without
+            them by the mean loss of the last quarter of the steps, each on its batch before the step.
+        name: what the reports call it.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrix_adagrad.advisor import Task
+        >>> task = Task(
+        ...     lambda: nn.Linear(4, 2),
+        ...     lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        ...     lambda seed: [(torch.randn(8, 4), torch.randn(8, 2)) for _ in range(10)],
+        ... )
+        >>> len(list(task.stream(seed=0, steps=25)))
+        25
+    """
+
+    make_model: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Any], Tensor]
+    batches: Batches
+    held_out: Iterable[Any] | None = None
+    name: str = "model"
+
+    def start(self, seed: int) -> nn.Module:
+        """The model that this seed starts from."""
+        torch.manual_seed(seed)
+        model = self.make_model()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"make_model must return a module, got {type(model).__name__}")
+        return model
+
+    def stream(self, seed: int, steps: int) -> Iterator[Any]:
+        """The batches of this seed, from the beginning again whenever they end."""
+        torch.manual_seed(seed + 1_000_003)  # what shuffles by torch's generator shuffles alike in every run of a seed
+        source = self.batches(seed) if callable(self.batches) else self.batches
+        return itertools.islice(_again_and_again(source), steps)
+
+
+def _again_and_again(source: Iterable[Any]) -> Iterator[Any]:
+    if iter(source) is source:  # an iterator can be read once only: it has to last, and is the user's own to fill
+        yield from source
+        raise ValueError("batches ended before the last step: give a list, a DataLoader, or a function of the seed")
+    while True:
+        empty = True
+        for batch in source:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("batches is empty")
+
+
+def as_task(made: object, name: str) -> Task:
+    """A task from what a factory returned: a `Task`, or the tuple ``(make_model, loss, batches)``."""
+    if isinstance(made, Task):
+        return made
+    if isinstance(made, tuple) and len(made) in (3, 4) and callable(made[0]) and callable(made[1]):
+        return Task(*made, name=name)
+    raise TypeError(
+        f"{name} must return a Task or the tuple (make_model, loss, batches), got {type(made).__name__}: "
+        "see matrix_adagrad.advisor.Task"
+    )
