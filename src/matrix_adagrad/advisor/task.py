@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ class Task:
         loss: takes the model and a batch and returns the loss, a scalar with a graph.
         batches: an iterable of batches (a list, a `DataLoader`), taken again from its beginning when it ends; or a
             function from the seed to such an iterable, which gives every seed an order, or data, of its own.
-        held_out: batches that are not trained on. Runs are judged by the mean loss over them after the last step; without
-            them by the mean loss of the last quarter of the steps, each on its batch before the step.
+        held_out: batches that are not trained on. Runs are judged by the mean loss over them after the last step, with
+            the model in ``eval()``; without them by the mean loss of the last quarter of the steps, each on its batch
+            before the step.
         name: what the reports call it.
 
     Example:
@@ -80,7 +81,7 @@ def as_task(made: object, name: str) -> Task:
     if isinstance(made, Task):
         return made
     if isinstance(made, tuple) and len(made) in (3, 4) and callable(made[0]) and callable(made[1]):
-        return Task(*made, name=name)
+        return replace(Task(*made), name=name)
     raise TypeError(
         f"{name} must return a Task or the tuple (make_model, loss, batches), got {type(made).__name__}: "
         "see matrix_adagrad.advisor.Task"

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from matrix_adagrad.geometry import Entry, Geometry, Row, Whole, as_geometry
+from matrix_adagrad.text import columns
 
-__all__ = ["geometry_groups"]
+__all__ = ["geometry_groups", "unwrapped"]
 
 _Key = str | type[nn.Module]
 _Value = Geometry | str
@@ -96,7 +97,7 @@ def _choose(model: nn.Module, rules: Rules) -> tuple[list[_Choice], list[str]]:
     """A choice for every parameter, and the rules that decided on none."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
-    model = _unwrapped(model)
+    model = unwrapped(model)
     head = _output_head(model)
     checked = _checked(rules)
     unmatched, idle = set(checked), set(checked)
@@ -133,7 +134,7 @@ def _shown(key: _Key) -> str:
     return repr(key) if isinstance(key, str) else key.__name__
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own model, under what `torch.compile` and data-parallel training put around it."""
     while True:
         if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
@@ -229,9 +230,7 @@ def _table(choices: list[_Choice], idle: list[str]) -> str:
         )
         for choice in choices
     ]
-    name, shape, geometry, scales, _ = (max(map(len, column)) for column in zip(header, *rows, strict=True))
-    line = f"{{:<{name}}}  {{:<{shape}}}  {{:<{geometry}}}  {{:>{scales}}}  {{}}"
-    lines = [line.format(*row) for row in (header, *rows)]
+    lines = [columns(header, rows, left=(0, 1, 2, 4))]
     trained = [choice for choice in choices if choice.param.requires_grad]
     total = sum(choice.geometry.scales(choice.param.shape) for choice in trained)
     entries = sum(choice.param.numel() for choice in trained)

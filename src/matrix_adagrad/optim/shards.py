@@ -28,6 +28,7 @@ from matrix_adagrad.optim.step import Batch, Parts, Rule, confine, way_in_parts
 
 __all__ = [
     "Divided",
+    "added_up",
     "confine_shards",
     "empty_statistic",
     "here",
@@ -330,8 +331,19 @@ def confine_shards(batch: Batch, rule: Rule, domain: Domain) -> None:
             put(param, x)
 
 
-def total(value: float, param: DTensor) -> float:
-    """The sum of a number over the machines that the parameter is divided over."""
-    placements = [Replicate() if placement.is_replicate() else Partial() for placement in param.placements]
+def total(value: float, param: DTensor, how: str = "sum") -> float:
+    """The sum (or ``"max"``) of a number over the machines that the parameter is divided over."""
+    placements = [Replicate() if placement.is_replicate() else Partial(how) for placement in param.placements]
     number = torch.tensor(value, device=param.device_mesh.device_type)
     return float(DTensor.from_local(number, param.device_mesh, placements, run_check=False).full_tensor())
+
+
+def added_up(own: Tensor, param: DTensor, geometry: Geometry) -> Tensor:
+    """The whole statistic of a parameter, of which each machine has what its own part adds."""
+    shape, layout = geometry.statistic_shape(param.shape), statistic_layout(geometry, param.shape, param.placements)
+    placements = [Partial() if i in layout.divided else placement for i, placement in enumerate(layout.placements)]
+    stride = torch.empty(shape, device="meta").stride()
+    parts = DTensor.from_local(
+        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return parts.full_tensor()

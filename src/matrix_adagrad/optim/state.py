@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign
 
-__all__ = ["STEP", "StatefulOptimizer", "is_sharded", "shards"]
+__all__ = ["STEP", "StatefulOptimizer", "here", "is_sharded", "shards"]
 
 STEP = "step"
 # How a step is run is this optimizer's own affair; the rest of a group comes back with a checkpoint.
@@ -205,6 +205,12 @@ def is_sharded(x: Any) -> bool:
 def shards() -> ModuleType:
     """The module of that name, which needs a second to be imported, for who has sharded parameters."""
     return importlib.import_module("matrix_adagrad.optim.shards")
+
+
+def here(x: Tensor) -> Tensor:
+    """The part of a tensor that lies on this machine: all of it, unless it is sharded."""
+    part: Tensor = shards().here(x) if is_sharded(x) else x
+    return part
 
 
 def _empty_statistic(param: Tensor, geometry: Geometry) -> Tensor:
