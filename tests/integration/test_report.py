@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from matrix_adagrad.experiments.report import page
-from matrix_adagrad.experiments.report.document import Axis, Line, Panel
-from tests.experiments.test_report import NASTY, document, figure, line, table
+from matrix_adagrad.report import page
+from matrix_adagrad.report.document import Axis, Line, Panel
+from tests.report.documents import NASTY, document, figure, line, table
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it starts a browser: make test-integrations", allow_module_level=True)

@@ -11,7 +11,7 @@ from matrix_adagrad.experiments import cells
 from matrix_adagrad.experiments.claims import Verdict
 from matrix_adagrad.experiments.evidence import Evidence
 from matrix_adagrad.experiments.report import movielens, networks
-from matrix_adagrad.experiments.report.document import Document, Section, Table
+from matrix_adagrad.report.document import Document, Section, Table
 from matrix_adagrad.version import __version__
 
 __all__ = ["document"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from matrix_adagrad.experiments.report.document import Document, Figure
+from matrix_adagrad.report.document import Document, Figure
 
 __all__ = ["DARK", "LIGHT", "Style", "Theme", "figures", "names", "styles", "styles_of_document"]
 

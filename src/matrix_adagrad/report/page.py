@@ -12,8 +12,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from matrix_adagrad.experiments.report import palette, tables
-from matrix_adagrad.experiments.report.document import Document, Figure, Line, Table
+from matrix_adagrad.report import palette, tables
+from matrix_adagrad.report.document import Document, Figure, Line, Table
 
 __all__ = ["render"]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from matrix_adagrad.experiments.report.document import Figure, Line, Table
+from matrix_adagrad.report.document import Figure, Line, Table
 
 __all__ = ["COLUMNS", "Cell", "Point", "csv_text", "field", "finite", "is_number", "panel_title", "points"]
 

@@ -15,11 +15,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from matrix_adagrad.experiments.files import write
-from matrix_adagrad.experiments.report import palette
-from matrix_adagrad.experiments.report.document import Axis, Document, Figure, Line, Panel
-from matrix_adagrad.experiments.report.palette import LIGHT, Style
-from matrix_adagrad.experiments.report.tables import panel_title, points
+from matrix_adagrad.files import write
+from matrix_adagrad.report import palette
+from matrix_adagrad.report.document import Axis, Document, Figure, Line, Panel
+from matrix_adagrad.report.palette import LIGHT, Style
+from matrix_adagrad.report.tables import panel_title, points
 
 __all__ = ["draw", "draw_all"]
 
