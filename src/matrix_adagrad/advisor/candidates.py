@@ -15,10 +15,21 @@ from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, geometry_groups
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.groups import unwrapped
 
-__all__ = ["FAMILIES", "UNIFORM", "Candidate", "around", "by_kind", "make_groups", "ours", "trained", "uniform"]
+__all__ = [
+    "FAMILIES",
+    "UNIFORM",
+    "Candidate",
+    "around",
+    "by_kind",
+    "distinct",
+    "make_groups",
+    "ours",
+    "trained",
+    "uniform",
+]
 
 RATES = 12  # learning rates that each candidate may try
-UNIFORM = ("row", "column", "entry", "whole")
+UNIFORM = ("entry", "row", "column", "whole")
 
 
 def around(centre: float, count: int = RATES, step: float = 10 ** (1 / 3)) -> tuple[float, ...]:
@@ -38,7 +49,7 @@ class Family:
     lrs: tuple[float, ...]
 
 
-# By the mean of squares a step has the size of AdaGrad's and Adam's in every geometry: one range of rates is fair to all.
+# By the mean of squares a step has AdaGrad's and Adam's size in every geometry: one range of rates is fair to all.
 FAMILIES = {"adagrad": Family(MatrixAdaGrad, around(0.1)), "momentum": Family(MatrixMomentum, around(0.01))}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +19,9 @@ from matrix_adagrad.advisor.task import Batches, Task
 
 __all__ = ["Race", "race"]
 
-RUNGS = 3  # of successive halving: all rates for an eighth of the steps, half of them for a quarter, half again for half
+RUNGS = (
+    3  # of successive halving: all rates for an eighth of the steps, half of them for a quarter, half again for half
+)
 TIMED = 15  # steps
 LOST = 1e3  # a loss so many times that of the start will not come back in time
 
@@ -44,7 +44,7 @@ def race(
     """Train short runs with each candidate, and compare them.
 
     Every candidate tries the same number of learning rates by successive halving, on a seed that is used for nothing
-    else, and then trains with its best rate on other seeds, where all candidates have the same starts and the same batches.
+    else, and then trains with its best rate on other seeds, where all have the same starts and the same batches.
 
     Args:
         make_model: as in `Task`, and so are the next three.
@@ -101,7 +101,7 @@ class Race:
         entered = [*candidates, *([present] if present is not None else [])]
         self.expect(entered)
         outcomes = [self.train(one) for one in entered]
-        return self.result(outcomes, present and present.name)
+        return self.result(outcomes, present.name if present else None)
 
     def expect(self, candidates: Sequence[Candidate]) -> None:
         """Count the steps that these candidates will take, for the progress."""
@@ -138,7 +138,7 @@ class Race:
         self, candidate: Candidate, lr: float, seed: int, steps: int, what: str, watch: Watch | None = None
     ) -> Run:
         self._progress(self.done, self.total, f"{candidate.name}, {what}")
-        run = train(self.task, functools.partial(candidate.make, lr=lr), seed, steps, watch)
+        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, watch)
         self.done += steps
         return run
 
@@ -154,9 +154,7 @@ def _halved(count: int) -> int:
     return max(1, count // 2)
 
 
-def train(
-    task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: int, watch: Watch | None = None
-) -> Run:
+def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: int, watch: Watch | None = None) -> Run:
     """One run from the start of a seed; it stops when there is no hope, with an infinite score."""
     model = task.start(seed)
     optimizer = make(model)
@@ -196,7 +194,8 @@ def _costs(task: Task, candidates: Sequence[Candidate]) -> list[tuple[float, flo
     """
     model = task.start(0)
     optimizers = [one.make(model, 0.0) for one in candidates]
-    gradients, steps = [], [[] for _ in optimizers]  # type: ignore[var-annotated]
+    gradients: list[float] = []
+    steps: list[list[float]] = [[] for _ in optimizers]
     for batch in task.stream(0, TIMED):
         model.zero_grad()
         start = time.perf_counter()

@@ -15,6 +15,7 @@ from matrix_adagrad.text import columns
 __all__ = ["MARGIN", "Outcome", "Result", "Run", "Standing"]
 
 MARGIN = 0.01  # of the way from the start to the best result: less than that nobody would change an optimizer for
+NO_DIFFERENCE, SMALL = "no difference", "within 1 %"
 GOOD = 0.1  # a learning rate is good if it loses at most so much of the way that the best one has come
 
 
@@ -29,7 +30,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a candidate did: for each rung of its tuning the run of each learning rate, and its runs with the chosen one."""
+    """What a candidate did: at each rung of its tuning the runs by learning rate, and the runs with the chosen one."""
 
     candidate: Candidate
     lr: float
@@ -70,7 +71,8 @@ class Standing:
     """How a candidate stands to the best one.
 
     ``difference`` is the mean of its scores minus the best one's over the same seeds, with its 95 % interval; and
-    ``verdict`` is ``"best"``, ``"no difference"``, ``"worse"`` or ``"failed"``.
+    ``verdict`` is ``"best"``, ``"no difference"`` if the interval has 0 in it, ``"within 1 %"`` of what the best has
+    gained since the start, ``"worse"`` or ``"failed"``.
     """
 
     outcome: Outcome
@@ -88,7 +90,7 @@ class Standing:
     @property
     def is_level(self) -> bool:
         """Whether nothing shows that it is worse than the best."""
-        return self.verdict in ("best", "no difference")
+        return self.verdict in ("best", NO_DIFFERENCE, SMALL)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Result:
 
     @property
     def chosen(self) -> Standing:
-        """The one to use: of those that are level with the best, the one with the least state, if a plan can have it."""
+        """The one to use: the least state among those that are level with the best and that a plan can be made of."""
         level = [one for one in self.standings if one.is_level and one.outcome.candidate.geometries is not None]
         possible = level or [one for one in self.standings if one.outcome.candidate.geometries is not None]
         if not possible:
@@ -144,7 +146,17 @@ class Result:
 
     def table(self) -> str:
         """The standings, for a terminal."""
-        header = ("candidate", "loss", "behind the best by", "", "lr", "good lr", "ms a step", "of it optimizer", "state")
+        header = (
+            "candidate",
+            "loss",
+            "behind the best by",
+            "",
+            "lr",
+            "good lr",
+            "ms a step",
+            "of it optimizer",
+            "state",
+        )
         rows = [
             (
                 ("→ " if one is self.chosen else "  ") + one.name + " (now)" * (one.name == self.present),
@@ -201,6 +213,7 @@ def _verdict(one: Outcome, best: Outcome, difference: Interval) -> str:
         return "best"
     if math.isinf(one.score):
         return "failed"
-    start = statistics.fmean(run.start for run in best.runs)
-    is_worse = difference.is_positive and difference.mean > MARGIN * max(0.0, start - best.score)
-    return "worse" if is_worse else "no difference"
+    if not difference.is_positive:
+        return NO_DIFFERENCE
+    gained = statistics.fmean(run.start for run in best.runs) - best.score
+    return SMALL if difference.mean <= MARGIN * gained else "worse"
