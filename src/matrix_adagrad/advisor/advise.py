@@ -123,12 +123,8 @@ def make_plan(result: Result, report: Report) -> Plan:
     chosen = result.chosen
     candidate = chosen.outcome.candidate
     assert candidate.geometries is not None
-    choices = [
-        Choice(
-            one.name, one.shape, str(candidate.geometries[one.name]), reason(one, str(candidate.geometries[one.name]))
-        )
-        for one in report
-    ]
+    names = {name: str(geometry) for name, geometry in candidate.geometries.items()}
+    choices = [Choice(one.name, one.shape, names[one.name], reason(one, names[one.name])) for one in report]
     return Plan(candidate.family, chosen.outcome.lr, tuple(choices), verdict(result))
 
 
@@ -140,13 +136,11 @@ def reason(one: Portrait, geometry: str) -> str:
         best = max(("row", "column"), key=lambda name: one.agreement[name])
         return f"entries differ: the scales inside a {best} agree to {one.agreement[best]:.2f}"
     where = {"row": "inside a row", "column": "inside a column", "whole": "in it"}[geometry]
-    spread = {"row": one.rows, "column": one.columns}.get(geometry)
-    quiet = (
-        f", {spread.silent:.0%} of the {geometry}s have no gradient at a step"
-        if spread and spread.silent >= 0.01
-        else ""
-    )
-    return f"scales {where} agree to {agreement:.2f}{quiet}"
+    silent = {"row": one.rows.silent, "column": one.columns.silent}.get(geometry, 0.0)
+    found = [f"scales {where} agree to {one.agreement[geometry]:.2f}"]
+    found += ["which is little, but the race shows no loss"] * (one.agreement[geometry] < AGREES)
+    found += [f"{silent:.0%} of the {geometry}s have no gradient at a step"] * (silent >= 0.01)
+    return ", ".join(found)
 
 
 def verdict(result: Result) -> str:

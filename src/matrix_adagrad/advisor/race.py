@@ -19,9 +19,7 @@ from matrix_adagrad.advisor.task import Batches, Task
 
 __all__ = ["Race", "race"]
 
-RUNGS = (
-    3  # of successive halving: all rates for an eighth of the steps, half of them for a quarter, half again for half
-)
+RUNGS = 3  # all learning rates for an eighth of the steps, the better half for a quarter, and half of those for half
 TIMED = 15  # steps
 LOST = 1e3  # a loss so many times that of the start will not come back in time
 
