@@ -98,8 +98,8 @@ def skip_gram() -> Task:
         true = functional.one_hot(torch.zeros(len(logits), dtype=torch.long), 1 + NEGATIVES).to(logits.dtype)
         return functional.binary_cross_entropy_with_logits(logits, true, reduction="sum") / len(logits)
 
-    judged = next(epochs(generator(0), HELD_OUT_PAIRS, *held_out))
-    fixed = [with_negatives(judged, generator(1))]
+    judged = next(epochs(generator(-1), HELD_OUT_PAIRS, *held_out))
+    fixed = [with_negatives(judged, generator(-2))]
     return Task(lambda: SkipGram(len(counts), DIMENSION), loss, batches, held_out=fixed, name="skip-gram")
 
 
@@ -117,7 +117,7 @@ def softmax_sparse() -> Task:
     """
     often = 1 / torch.arange(1, FEATURES + 1)
     often = (often * ACTIVE / often.sum()).clamp_(max=1)
-    planted = 2 * torch.randn(FEATURES, CLASSES, generator=generator(0))
+    planted = 2 * torch.randn(FEATURES, CLASSES, generator=generator(-1))
 
     def make_model() -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES)
@@ -157,7 +157,7 @@ def planted_none() -> Task:
 
 def _planted(name: str, noise: Tensor, scales: Tensor) -> Task:
     """The targets are W x + noise, where every input has the same share; judged without the noise."""
-    planted = torch.randn(SIZE, SIZE, generator=generator(0)) / scales / SIZE**0.5
+    planted = torch.randn(SIZE, SIZE, generator=generator(-1)) / scales / SIZE**0.5
 
     def draw(samples: int, noise: Tensor, random: torch.Generator) -> Pair:
         x = scales * torch.randn(samples, SIZE, generator=random)
@@ -175,7 +175,7 @@ def _planted(name: str, noise: Tensor, scales: Tensor) -> Task:
     def loss(model: nn.Module, batch: Pair) -> Tensor:
         return functional.mse_loss(model(batch[0]), batch[1])
 
-    held_out = [draw(HELD_OUT, torch.zeros(SIZE), generator(-1))]
+    held_out = [draw(HELD_OUT, torch.zeros(SIZE), generator(-2))]
     return Task(make_model, loss, batches, held_out=held_out, name=name)
 
 

@@ -18,7 +18,8 @@ from matrix_adagrad.experiments.text import characters, python_text
 __all__ = ["Columns", "Factors", "epochs", "generator", "lm", "mlp", "movielens"]
 
 FACTORS, RATINGS, DECAY, START = 20, 1024, 0.02, 0.1  # of the factorisation: k, a batch, λ, and N(0, 0.1²)
-CONTEXT, TEXTS, HELD_OUT_TEXTS = 64, 16, 256  # of the character model: characters, windows a batch, windows held out
+CONTEXT, TEXTS = 64, 6  # of the character model: characters of a window, and windows a batch
+HELD_OUT_BATCHES, HELD_OUT_TEXTS = 4, 64
 
 
 def movielens(transposed: bool = False, path: Path | None = None) -> Task:
@@ -33,7 +34,7 @@ def movielens(transposed: bool = False, path: Path | None = None) -> Task:
     ratings = data.movielens(path)
     known = (ratings.users, ratings.items, ratings.ratings.float())
     users, items = (int(index.max()) + 1 for index in known[:2])
-    held_out, train = torch.randperm(len(known[2]), generator=generator(0)).tensor_split([len(known[2]) // 10])
+    held_out, train = torch.randperm(len(known[2]), generator=generator(-1)).tensor_split([len(known[2]) // 10])
     trained = tuple(one[train] for one in known)
     return Task(
         lambda: Factors(users, items, FACTORS, transposed),
@@ -82,12 +83,12 @@ def lm() -> Task:
         while True:
             yield windows(train, torch.randint(len(train) - CONTEXT, (TEXTS,), generator=random), CONTEXT)
 
-    starts = torch.linspace(0, len(held_out) - CONTEXT - 1, HELD_OUT_TEXTS).long()
+    starts = torch.linspace(0, len(held_out) - CONTEXT - 1, HELD_OUT_BATCHES * HELD_OUT_TEXTS).long()
     return Task(
         lambda: GPT(vocabulary, context=CONTEXT),
         next_character_loss,
         batches,
-        held_out=[windows(held_out, some, CONTEXT) for some in starts.split(TEXTS)],
+        held_out=[windows(held_out, some, CONTEXT) for some in starts.split(HELD_OUT_TEXTS)],
         name="lm",
     )
 
