@@ -169,7 +169,7 @@ def _standing(chosen: Standing, best: Standing) -> str:
     if chosen.verdict == "no difference":
         return f"no difference from the best, {best.name}, was seen ({chosen.difference})"
     if chosen.is_level:
-        return f"within 1 % of what the best, {best.name}, has gained ({chosen.difference})"
+        return f"within 1 % of the loss of the best, {best.name} ({chosen.difference})"
     return f"it is behind the best, {best.name}, by {chosen.difference}, but that is no optimizer of this package"
 
 

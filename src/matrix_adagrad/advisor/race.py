@@ -111,15 +111,17 @@ class Race:
 
     def train(self, candidate: Candidate) -> Outcome:
         """Choose a learning rate, on the first seed, and train with it on the others."""
-        rungs = []
+        rungs: list[dict[float, Run]] = []
         lrs = candidate.lrs
         for rung in range(RUNGS):
-            steps = self.steps // 2 ** (RUNGS - rung)
-            runs = {lr: self._train(candidate, lr, 0, steps, f"lr {lr:.2g}") for lr in lrs}
+            runs = {lr: self._train(candidate, lr, 0, self._steps(rung), f"lr {lr:.2g}") for lr in lrs}
             rungs.append(runs)
             best_first = sorted(lrs, key=lambda lr: runs[lr].score)
             lrs = tuple(sorted(best_first[: _halved(len(lrs))]))
-        lr = best_first[0]
+        between = math.sqrt(candidate.lrs[1] / candidate.lrs[0])
+        for lr in (best_first[0] / between, best_first[0] * between):  # the last rung once more, half a step aside
+            rungs[-1][lr] = self._train(candidate, lr, 0, self._steps(RUNGS - 1), f"lr {lr:.2g}")
+        lr = min(rungs[-1], key=lambda lr: rungs[-1][lr].score)
         finals = [self._train(candidate, lr, 1 + i, self.steps, f"seed {1 + i}") for i in range(self.seeds)]
         return Outcome(candidate, lr, tuple(rungs), tuple(finals))
 
@@ -140,10 +142,13 @@ class Race:
         self.done += steps
         return run
 
+    def _steps(self, rung: int) -> int:
+        return self.steps // 2 ** (RUNGS - rung)
+
     def _cost(self, candidate: Candidate) -> int:
-        count, cost = len(candidate.lrs), 0
+        count, cost = len(candidate.lrs), 2 * self._steps(RUNGS - 1)
         for rung in range(RUNGS):
-            cost += count * (self.steps // 2 ** (RUNGS - rung))
+            cost += count * self._steps(rung)
             count = _halved(count)
         return cost + self.seeds * self.steps
 

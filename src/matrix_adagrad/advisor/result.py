@@ -14,9 +14,9 @@ from matrix_adagrad.text import columns
 
 __all__ = ["MARGIN", "Outcome", "Result", "Run", "Standing"]
 
-MARGIN = 0.01  # of the way from the start to the best result: less than that nobody would change an optimizer for
+MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
 NO_DIFFERENCE, SMALL = "no difference", "within 1 %"
-GOOD = 0.1  # a learning rate is good if it loses at most so much of the way that the best one has come
+GOOD = 0.25  # a learning rate is good if it loses at most so much of the way that the best one has come
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Outcome:
     @property
     def is_at_edge(self) -> bool:
         """Whether the chosen rate is the lowest or the highest that was tried: a better one may lie beyond."""
-        return self.lr in (self.candidate.lrs[0], self.candidate.lrs[-1])
+        return not self.candidate.lrs[0] < self.lr < self.candidate.lrs[-1]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Standing:
     """How a candidate stands to the best one.
 
     ``difference`` is the mean of its scores minus the best one's over the same seeds, with its 95 % interval; and
-    ``verdict`` is ``"best"``, ``"no difference"`` if the interval has 0 in it, ``"within 1 %"`` of what the best has
-    gained since the start, ``"worse"`` or ``"failed"``.
+    ``verdict`` is ``"best"``, ``"no difference"`` if the interval has 0 in it, ``"within 1 %"`` of the best
+    loss, ``"worse"`` or ``"failed"``.
     """
 
     outcome: Outcome
@@ -215,5 +215,4 @@ def _verdict(one: Outcome, best: Outcome, difference: Interval) -> str:
         return "failed"
     if not difference.is_positive:
         return NO_DIFFERENCE
-    gained = statistics.fmean(run.start for run in best.runs) - best.score
-    return SMALL if difference.mean <= MARGIN * gained else "worse"
+    return SMALL if difference.mean <= MARGIN * abs(best.score) else "worse"
