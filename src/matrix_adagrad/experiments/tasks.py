@@ -19,7 +19,7 @@ __all__ = ["Columns", "Factors", "epochs", "generator", "lm", "mlp", "movielens"
 
 FACTORS, RATINGS, DECAY, START = 20, 1024, 0.02, 0.1  # of the factorisation: k, a batch, λ, and N(0, 0.1²)
 CONTEXT, TEXTS = 64, 6  # of the character model: characters of a window, and windows a batch
-HELD_OUT_BATCHES, HELD_OUT_TEXTS = 4, 64
+HELD_OUT_BATCHES, HELD_OUT_TEXTS = 4, 64  # and of those that judge it
 
 
 def movielens(transposed: bool = False, path: Path | None = None) -> Task:
@@ -121,7 +121,10 @@ class Factors(nn.Module):
 
 
 def generator(seed: int) -> torch.Generator:
-    """Random numbers for the batches of this seed, which are not those that its model was drawn from."""
+    """Random numbers for the batches of this seed, which are not those that its model was drawn from.
+
+    The seed -1, and so on, is for what all seeds share.
+    """
     return torch.Generator().manual_seed(seed + 7_000_003)
 
 
