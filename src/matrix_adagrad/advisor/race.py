@@ -77,15 +77,21 @@ def race(
 
 
 class Race:
-    """A race in parts, for who wants to decide on the way who else takes part. The arguments are those of `race`."""
+    """A race in parts, for who wants to decide on the way who else takes part.
 
-    def __init__(self, task: Task, *, steps: int = 200, seeds: int = 5, progress: Progress | None = None) -> None:
+    The arguments are those of `race`, and ``first``, the seed on which learning rates are chosen; the others follow it.
+    """
+
+    def __init__(
+        self, task: Task, *, steps: int = 200, seeds: int = 5, first: int = 0, progress: Progress | None = None
+    ) -> None:
         if steps < 2**RUNGS:
             raise ValueError(f"steps must be at least {2**RUNGS}, got {steps}")
         if not 2 <= seeds <= 15:
             raise ValueError(f"seeds must be from 2 to 15, got {seeds}")
-        self.task, self.steps, self.seeds = task, steps, seeds
+        self.task, self.steps, self.seeds, self.first = task, steps, range(first + 1, first + 1 + seeds), first
         self.done, self.total = 0, 0
+        self._starts: dict[int, float | None] = {}  # what the untrained model of a seed is judged by
         self._progress = progress or (lambda *_: None)
 
     def everybody(self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM) -> list[Candidate]:
@@ -114,16 +120,19 @@ class Race:
         rungs: list[dict[float, Run]] = []
         lrs = candidate.lrs
         for rung in range(RUNGS):
-            runs = {lr: self._train(candidate, lr, 0, self._steps(rung), f"lr {lr:.2g}") for lr in lrs}
+            runs = {lr: self._try(candidate, lr, rung) for lr in lrs}
             rungs.append(runs)
             best_first = sorted(lrs, key=lambda lr: runs[lr].score)
             lrs = tuple(sorted(best_first[: _halved(len(lrs))]))
         between = math.sqrt(candidate.lrs[1] / candidate.lrs[0])
         for lr in (best_first[0] / between, best_first[0] * between):  # the last rung once more, half a step aside
-            rungs[-1][lr] = self._train(candidate, lr, 0, self._steps(RUNGS - 1), f"lr {lr:.2g}")
+            rungs[-1][lr] = self._try(candidate, lr, RUNGS - 1)
         lr = min(rungs[-1], key=lambda lr: rungs[-1][lr].score)
-        finals = [self._train(candidate, lr, 1 + i, self.steps, f"seed {1 + i}") for i in range(self.seeds)]
-        return Outcome(candidate, lr, tuple(rungs), tuple(finals))
+        return Outcome(candidate, lr, tuple(rungs), self.runs(candidate, lr))
+
+    def runs(self, candidate: Candidate, lr: float) -> tuple[Run, ...]:
+        """Full runs with this learning rate, one for each seed."""
+        return tuple(self._train(candidate, lr, seed, self.steps, f"seed {seed}") for seed in self.seeds)
 
     def result(self, outcomes: Sequence[Outcome], present: str | None = None) -> Result:
         """All that is known in the end, with the time and the memory of each candidate's steps."""
@@ -132,36 +141,47 @@ class Race:
     def watched(self, outcome: Outcome, watch: Watch) -> None:
         """The first of the runs with the chosen learning rate once more, with somebody looking on."""
         self.total += self.steps
-        self._train(outcome.candidate, outcome.lr, 1, self.steps, "the probe looks on", watch)
+        self._train(outcome.candidate, outcome.lr, self.first + 1, self.steps, "the probe looks on", watch)
+
+    def _try(self, candidate: Candidate, lr: float, rung: int) -> Run:
+        return self._train(candidate, lr, self.first, self._steps(rung), f"lr {lr:.2g}")
 
     def _train(
         self, candidate: Candidate, lr: float, seed: int, steps: int, what: str, watch: Watch | None = None
     ) -> Run:
         self._progress(self.done, self.total, f"{candidate.name}, {what}")
-        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, watch)
+        if seed not in self._starts:
+            self._starts[seed] = judge(self.task, self.task.start(seed))
+        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, self._starts[seed], watch)
         self.done += steps
         return run
 
     def _steps(self, rung: int) -> int:
-        return self.steps // 2 ** (RUNGS - rung)
+        return self.steps >> (RUNGS - rung)
 
     def _cost(self, candidate: Candidate) -> int:
         count, cost = len(candidate.lrs), 2 * self._steps(RUNGS - 1)
         for rung in range(RUNGS):
             cost += count * self._steps(rung)
             count = _halved(count)
-        return cost + self.seeds * self.steps
+        return cost + len(self.seeds) * self.steps
 
 
 def _halved(count: int) -> int:
     return max(1, count // 2)
 
 
-def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: int, watch: Watch | None = None) -> Run:
-    """One run from the start of a seed; it stops when there is no hope, with an infinite score."""
+def train(
+    task: Task,
+    make: Callable[[nn.Module], Optimizer],
+    seed: int,
+    steps: int,
+    start: float | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """One run from the start of a seed, which was judged ``start``; a run that goes astray has an infinite score."""
     model = task.start(seed)
     optimizer = make(model)
-    start = judge(task, model)
     losses: list[float] = []
     with watch(model, optimizer) if watch else nullcontext():
         for batch in task.stream(seed, steps):

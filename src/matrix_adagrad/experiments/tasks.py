@@ -19,7 +19,7 @@ __all__ = ["Columns", "Factors", "epochs", "generator", "lm", "mlp", "movielens"
 
 FACTORS, RATINGS, DECAY, START = 20, 1024, 0.02, 0.1  # of the factorisation: k, a batch, λ, and N(0, 0.1²)
 CONTEXT, TEXTS = 64, 6  # of the character model: characters of a window, and windows a batch
-HELD_OUT_BATCHES, HELD_OUT_TEXTS = 4, 64  # and of those that judge it
+HELD_OUT_BATCHES, HELD_OUT_TEXTS = 4, 24  # and of those that judge it
 
 
 def movielens(transposed: bool = False, path: Path | None = None) -> Task:
