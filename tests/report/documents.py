@@ -3,7 +3,18 @@
 import dataclasses
 import math
 
-from matrix_adagrad.report.document import Axis, Document, Figure, Line, Panel, Section, Table
+from matrix_adagrad.report.document import (
+    Axis,
+    Document,
+    Figure,
+    Grid,
+    HeatMap,
+    Line,
+    Panel,
+    Plate,
+    Section,
+    Table,
+)
 
 NASTY = "</script><script>alert(1)</script><b>bold</b> & \"quoted\" '$x$' <!-- \u2028"
 CLAIM_COLUMNS = ("id", "place", "statement", "rule", "figures", "verdict", "command")
@@ -26,6 +37,22 @@ def figure(name="loss", panels=3, lines=None, x=None, y=None):
     )
 
 
+def grid(title="by row", rows=6, columns=10, gaps=(), x=None, y=None):
+    """Values from 1 down; what is in ``gaps``, as pairs of row and column, has none."""
+    values = tuple(
+        tuple(None if (r, c) in gaps else 10.0 ** -(r + c / columns) for c in range(columns)) for r in range(rows)
+    )
+    xs, ys = tuple(10.0 * (c + 1) for c in range(columns)), tuple(map(float, range(rows)))
+    return Grid(title, x or Axis("step"), y or Axis("row"), xs, ys, values)
+
+
+def heat_map(name="scales", count=3, grids=None, **changes):
+    grids = grids or (grid(), grid("by column", rows=4))
+    shown = tuple(Plate(f"layer.{i}", tuple(grids)) for i in range(count))
+    texts = (f"The {name} differ.", "They differ by five powers of ten.", "Sixty steps.", "mean square")
+    return dataclasses.replace(HeatMap(name, *texts, shown, "parameter"), **changes)
+
+
 def table(name="final"):
     rows = (("row", 10, 0.12345678, None), ("adam", 20, math.nan, "diverged"))
     return Table(name, "Final loss", "Medians.", ("optimizer", "layers", "loss", "note"), rows)
@@ -46,5 +73,5 @@ def document(parts=None, quick=False, leading=("loss",), **changes):
     )
     claims = Table("claims", "Claims", "All of them.", CLAIM_COLUMNS, rows)
     sections = (Section("first", "First section", ("Prose with `code`.",), parts or (figure(), table())),)
-    made = Document("A report", "What came out.", (("version", "1.0"),), quick, claims, leading, sections)
+    made = Document("A report", "What came out.", (("version", "1.0"),), quick, leading, sections, claims)
     return dataclasses.replace(made, **changes)

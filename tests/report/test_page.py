@@ -9,8 +9,8 @@ import re
 import pytest
 
 from matrix_adagrad.report import page
-from matrix_adagrad.report.document import Axis, Line, Table
-from tests.report.documents import CLAIM_COLUMNS, NASTY, document, figure, line, table
+from matrix_adagrad.report.document import Axis, Line, Plate, Table
+from tests.report.documents import CLAIM_COLUMNS, NASTY, document, figure, grid, heat_map, line, table
 
 
 class Elements(html.parser.HTMLParser):
@@ -81,6 +81,58 @@ def test_nothing_in_the_document_is_read_as_html():
     assert embedded(text)["figures"]["loss"]["panels"][0]["lines"][0]["name"] == NASTY
 
 
+def test_a_page_without_claims_has_no_word_of_them():
+    text = page.render(document(claims=None))
+    elements = Elements(text)
+    assert not [a for _, a in elements.tags if "claims" in (a.get("id") or "") or a.get("href") == "#claims"]
+    assert "tally" not in {a.get("class") for _, a in elements.tags}
+    assert "#section-first" in {a.get("href") for _, a in elements.tags if a.get("class") == "skip"}
+    assert "First section" in elements.text
+
+
+def test_a_page_without_files_links_to_none():
+    parts = (figure(), heat_map(), table())
+    assert page.render(document(parts)).count('class="files"') == 3
+    elements = Elements(page.render(document(parts, files=False)))
+    links = [a["href"] for tag, a in elements.tags if tag == "a"]
+    assert links
+    assert all(link.startswith("#") for link in links)
+    assert "next to this page" not in elements.text
+    assert "The charts need JavaScript." in elements.text
+
+
+def test_a_heat_map_is_on_the_page_with_its_words_and_choices():
+    elements = Elements(page.render(document((heat_map(), heat_map("many", count=9)), leading=())))
+    text = " ".join(elements.text.split())
+    for part in ("The scales differ.", "They differ by five powers of ten.", "Sixty steps.", "log colours", "layer.8"):
+        assert part in text
+    inputs = [a for tag, a in elements.tags if tag == "input"]
+    assert [a["name"] for a in inputs] == ["panel-scales"] * 3
+    assert [tag for tag, _ in elements.tags].count("option") == 9
+    plots = [a for _, a in elements.tags if a.get("class") == "plot"]
+    assert {(a["role"], a["aria-label"]) for a in plots} == {("img", "They differ by five powers of ten.")}
+
+
+def test_names_in_a_heat_map_are_not_read_as_html():
+    nasty = grid(NASTY, x=Axis(NASTY), y=Axis(NASTY))
+    plates = (Plate(NASTY, (nasty,)), Plate("plain", (nasty,)))
+    made = heat_map(title=NASTY, text=NASTY, caption=NASTY, scale=NASTY, selector=NASTY, plates=plates)
+    text = page.render(document((made,), leading=()))
+    assert [tag for tag, _ in Elements(text).tags].count("script") == 3
+    assert "<b>bold</b>" not in text.split("<script", 1)[0]
+    kept = embedded(text)["figures"]["scales"]
+    assert kept["scale"] == kept["panels"][0]["grids"][0]["y"]["label"] == NASTY
+
+
+def test_the_numbers_of_a_heat_map_are_finite_and_gaps_stay_gaps():
+    odd = dataclasses.replace(grid(rows=1, columns=5), values=((0.123456, None, math.nan, -math.inf, 0.0),))
+    kept = embedded(page.render(document((heat_map(count=1, grids=[odd]),), leading=())))
+    panel = kept["figures"]["scales"]["panels"][0]
+    assert panel["grids"][0]["values"] == [[0.1235, None, None, None, 0]]
+    assert panel["grids"][0]["x"]["edges"] == [5, 15, 25, 35, 45, 55]
+    assert panel["limits"]["linear"] == [0, 0.123456]
+
+
 def test_the_numbers_of_the_page_are_finite_and_gaps_stay_gaps():
     values = (1.0, math.nan, None, math.inf, 2.0)
     odd = Line("odd", (1.0, 2.0, 3.0, 4.0, math.nan), values, values, values)
@@ -96,3 +148,5 @@ def test_what_cannot_be_told_apart_is_refused():
         page.render(document((figure(), table("loss"))))
     with pytest.raises(ValueError, match="leading figures: nowhere"):
         page.render(document(leading=("nowhere",)))
+    with pytest.raises(ValueError, match="leading figures: scales"):
+        page.render(document((heat_map(),), leading=("scales",)))

@@ -1,26 +1,27 @@
 """The pictures of a report, and what they share with its page."""
 
+import dataclasses
 import math
 import re
 
 import pytest
 
-from matrix_adagrad.report import page, palette, pictures
-from matrix_adagrad.report.document import Axis, Line
-from tests.report.documents import document, figure, line
+from matrix_adagrad.report import heatmaps, page, palette, pictures
+from matrix_adagrad.report.document import Axis, Line, Plate
+from tests.report.documents import document, figure, grid, heat_map, line, table
 
 
 def test_page_and_pictures_are_the_same_bytes_each_time(tmp_path):
-    made = document(quick=True)
+    made = document((figure(), table(), heat_map()), quick=True)
     assert page.render(made) == page.render(made)
     first, second = (pictures.draw_all(made, tmp_path / name) for name in ("first", "second"))
-    assert [path.name for path in first] == ["loss.png", "loss.svg"]
+    assert [path.name for path in first] == ["loss.png", "loss.svg", "scales.png", "scales.svg"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
-    svg = first[1].read_text()
-    assert "<dc:date>" not in svg
-    assert "<dc:creator>" not in svg
-    assert b"Software" not in first[0].read_bytes()
+    for svg in (first[1].read_text(), first[3].read_text()):
+        assert "<dc:date>" not in svg
+        assert "<dc:creator>" not in svg
+    assert b"Software" not in first[0].read_bytes() + first[2].read_bytes()
 
 
 def test_a_quick_run_says_so_everywhere(tmp_path):
@@ -79,3 +80,39 @@ def test_limits_are_those_of_the_axis():
     for cell in canvas.axes[:3]:
         assert cell.get_xlim() == (2.0, 9.0)
         assert cell.get_ylim()[1] == 0.5
+
+
+HEAT_MAPS = {
+    "one grid": heat_map(count=1, grids=[grid()]),
+    "one cell": heat_map(count=1, grids=[grid(rows=1, columns=1)]),
+    "nothing but gaps": heat_map(grids=[grid(rows=1, columns=2, gaps=[(0, 0), (0, 1)])]),
+    "linear": heat_map(log=False),
+    "logarithmic axes": heat_map(grids=[grid(x=Axis("x", log=True), y=Axis("y", log=True), rows=20)]),
+    "one and two grids": heat_map(plates=(Plate("one", (grid(),)), Plate("two", (grid(), grid())))),
+    "formula": heat_map(title="$x$", scale="$", grids=[grid("$x$", x=Axis("in $ or $"))]),
+}
+
+
+@pytest.mark.parametrize("made", HEAT_MAPS.values(), ids=HEAT_MAPS)
+def test_every_heat_map_is_drawn(made, tmp_path):
+    for path in pictures.draw(made, True, tmp_path):
+        assert path.stat().st_size > 1000
+    assert page.render(document((made,), leading=()))
+
+
+def test_a_picture_has_the_first_dozen_plates_and_says_that_there_are_more(tmp_path):
+    _, svg = pictures.draw(heat_map(count=14), True, tmp_path)
+    text = svg.read_text()
+    assert "<!-- parameter: layer.11 -->" in text
+    assert "<!-- parameter: layer.12 -->" not in text
+    assert "The first 12 of 14" in text
+    assert text.count("<!-- QUICK RUN -->") == 24
+    assert "The first" not in pictures.draw(heat_map(), False, tmp_path)[1].read_text()
+
+
+def test_the_first_row_is_at_the_top_whichever_way_the_places_go():
+    upward = grid(rows=3)
+    for one in (upward, dataclasses.replace(upward, ys=(2.0, 1.0, 0.0))):
+        cell = heatmaps.canvas(heat_map(count=1, grids=[one]), False).axes[0]
+        assert cell.get_ylim() == ((2.5, -0.5) if one is upward else (-0.5, 2.5))
+        assert cell.get_xlim() == (5.0, 105.0)

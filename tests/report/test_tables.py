@@ -7,7 +7,7 @@ import math
 import pytest
 
 from matrix_adagrad.report import tables
-from tests.report.documents import figure, line, table
+from tests.report.documents import figure, grid, heat_map, line, table
 
 
 def test_csv_of_a_figure_reads_back_as_its_points():
@@ -23,6 +23,20 @@ def test_csv_of_a_figure_reads_back_as_its_points():
     numbers = ("x", "y", "low", "high")
     found = [(r["panel"], r["line"], *(float(r[k]) if r[k] else None for k in numbers)) for r in rows]
     assert found == expected
+
+
+def test_csv_of_a_heat_map_reads_back_as_its_cells():
+    made = heat_map(count=2, grids=[grid(gaps=[(0, 1)]), grid("by, column", rows=2)])
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(made))))
+    assert list(rows[0]) == ["plate", "grid", "x", "y", "value"]
+    assert len(rows) == 2 * (60 + 20)
+    found = {(r["plate"], r["grid"], float(r["x"]), float(r["y"])): r["value"] for r in rows}
+    assert found["layer.1", "by row", 20.0, 0.0] == ""
+    for plate in made.plates:
+        for one in plate.grids:
+            for y, values in zip(one.ys, one.values, strict=True):
+                for x, value in zip(one.xs, values, strict=True):
+                    assert found[plate.title, one.title, x, y] == ("" if value is None else str(value))
 
 
 def test_csv_of_a_table_has_its_columns_and_empty_fields():

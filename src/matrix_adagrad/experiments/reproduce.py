@@ -99,7 +99,7 @@ def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None
     from matrix_adagrad.report import page, pictures
 
     content = document(known, verdicts)
-    for part in (content.claims, *(part for section in content.sections for part in section.parts)):
+    for part in content.parts:
         write(out / "data" / f"{part.name}.csv", csv_text(part))
         write(out / "data" / f"{part.name}.json", _json(part))
     pictures.draw_all(content, out / "figures")

@@ -1,274 +1,106 @@
-"use strict";
-(() => {
-  const report = JSON.parse(document.getElementById("report").textContent);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const coarse = matchMedia("(pointer: coarse)");
-  const charts = [];
-  let printing = false;
+// A dollar sign is one, not the start of a formula.
+const config = { displaylogo: false, responsive: true, typesetMath: false, modeBarButtons: [["resetScale2d"]], doubleClick: "reset", displayModeBar: coarse.matches ? false : "hover" };
 
-  const isDark = () => dark.matches && !printing;
-  const theme = () => (isDark() ? report.themes.dark : report.themes.light);
-  // Plotly reads a little HTML in its texts; these are plain.
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const short = (value) => (value === null || value === undefined ? "" : String(Number(value.toPrecision(4))));
+const KINDS = {
+  curves: { drawing: curvesDrawing, numbers: curvesNumbers },
+  heat: { drawing: heatDrawing, numbers: heatNumbers },
+};
 
-  function faint(colour, alpha) {
-    const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
-    return `rgba(${r},${g},${b},${alpha})`;
-  }
+function draw(chart) {
+  chart.drawn = true;
+  const [traces, layout] = KINDS[chart.figure.kind].drawing(chart);
+  chart.root.querySelector(".gaps")?.toggleAttribute("hidden", !traces.some((trace) => trace.z.flat().includes(null)));
+  if (printing) Object.assign(layout, chart.small ? { width: 205, height: 190 } : PAPER);
+  return Plotly.react(chart.plot, traces, layout, chart.small ? { ...config, staticPlot: true } : config);
+}
 
-  // Lowest and highest value of an axis over all panels, so that a change of panel leaves the axes in place.
-  function extent(figure, hidden, key, log) {
-    const keys = key === "x" ? ["x"] : ["y", "low", "high"];
-    let low = Infinity, high = -Infinity;
-    for (const panel of figure.panels) for (const line of panel.lines) {
-      if (hidden.has(line.name)) continue;
-      for (const k of keys) for (const value of line[k]) {
-        if (value === null || (log && value <= 0)) continue;
-        if (value < low) low = value;
-        if (value > high) high = value;
-      }
-    }
-    return low <= high ? [low, high] : [log ? 0.1 : 0, 1];
-  }
+function redraw() {
+  for (const chart of charts) if (chart.drawn) draw(chart);
+}
 
-  function range(figure, hidden, key, log) {
-    const axis = figure[key];
-    const on = (value) => (log ? Math.log10(value) : value);
-    let [low, high] = extent(figure, hidden, key, log).map(on);
-    const room = (high - low || Math.abs(high) || 1) * (key === "x" ? 0.02 : 0.05);
-    low -= room;
-    high += room;
-    if (axis.floor !== null && (!log || axis.floor > 0)) low = on(axis.floor);
-    if (axis.ceiling !== null && (!log || axis.ceiling > 0)) high = on(axis.ceiling);
-    return low < high ? [low, high] : [high, low];
-  }
+function makeChart(root, name, small) {
+  const figure = report.figures[name];
+  const chart = { root, figure, small, logs: { ...figure.logs }, plot: root.querySelector(".plot"), panel: figure.start, hidden: new Set(), drawn: false };
+  charts.push(chart);
+  return chart;
+}
 
-  // A closed shape for each stretch of the band without a gap. On a log axis what is not positive goes to the edge.
-  function bandShape(line, edge) {
-    const x = [], y = [];
-    let run = [];
-    const close = () => {
-      if (run.length > 1) {
-        x.push(...run.map((p) => p[0]), ...run.map((p) => p[0]).reverse(), null);
-        y.push(...run.map((p) => p[1]), ...run.map((p) => p[2]).reverse(), null);
-      }
-      run = [];
-    };
-    line.low.forEach((low, i) => {
-      const high = line.high[i];
-      if (low === null || high === null || high === undefined || (edge !== null && high <= 0)) close();
-      else run.push([line.x[i], edge !== null ? Math.max(low, edge) : low, high]);
-    });
-    close();
-    return { x: x.slice(0, -1), y: y.slice(0, -1) };
-  }
+// Text goes in as text: nothing that a name contains is read as HTML.
+function row(kind, fields) {
+  const element = document.createElement("tr");
+  fields.forEach((text, i) => {
+    const cell = element.appendChild(document.createElement(kind));
+    cell.textContent = text;
+    if (i) cell.className = "number";
+  });
+  return element;
+}
 
-  function bandTrace(line, edge) {
-    const style = report.styles[line.name];
-    const colour = isDark() ? style.dark : style.light;
-    return {
-      ...bandShape(line, edge), type: "scatter", mode: "lines", fill: "toself", hoverinfo: "skip", showlegend: false,
-      fillcolor: faint(colour, isDark() ? 0.2 : 0.15), line: { width: 0, color: colour },
-    };
-  }
-
-  function curveTrace(line, small) {
-    const style = report.styles[line.name];
-    const colour = isDark() ? style.dark : style.light;
-    const notes = line.y.map((y, i) =>
-      line.low.length && line.low[i] !== null && line.high[i] !== null
-        ? `${short(y)}  (${short(line.low[i])} to ${short(line.high[i])})` : short(y));
-    return {
-      x: line.x, y: line.y, customdata: notes, name: plain(line.name), type: "scatter", mode: "lines+markers",
-      hovertemplate: "%{customdata}", connectgaps: false,
-      line: { color: colour, width: small ? 1.6 : 2, dash: style.dash.length ? style.dash.map((d) => `${d}px`).join(",") : "solid" },
-      marker: { color: colour, symbol: style.marker, size: small ? 5 : 7, maxdisplayed: line.x.length > 12 ? 8 : 0 },
-    };
-  }
-
-  // References carry their names at their first or last point in sight, whichever is farther from the curves: the topmost
-  // of several above its line, the others below theirs.
-  function referenceTraces(lines, curves, xs, ys, logs, small) {
-    const inside = (value, [low, high], log) => {
-      const at = log ? Math.log10(value) : value;
-      return value !== null && at >= low && at <= high;
-    };
-    // How far the nearest curve is above a level, at the first or the last point.
-    const nearest = (level, at) => curves.map((curve) => (curve.y.at(at) ?? Infinity) - level)
-      .reduce((best, gap) => (Math.abs(gap) < Math.abs(best) ? gap : best), Infinity);
-    const distance = (level, at) => Math.abs(nearest(level, at));
-    const ends = lines.map((line) => {
-      const seen = line.x.flatMap((x, i) => inside(x, xs, logs.x) && inside(line.y[i], ys, logs.y) ? [i] : []);
-      if (!seen.length) return -1;
-      const first = seen[0], last = seen.at(-1);
-      return distance(line.y[first], 0) > distance(line.y[last], -1) ? first : last;
-    });
-    const top = lines.reduce((best, line, k) =>
-      ends[k] >= 0 && (best < 0 || line.y[ends[k]] > lines[best].y[ends[best]]) ? k : best, -1);
-    // One name alone goes to the side where the nearest curve is not.
-    const isAbove = (line, k) => {
-      const gap = nearest(line.y[ends[k]], ends[k] > 0 ? -1 : 0);
-      return lines.length > 1 || Math.abs(gap) === Infinity ? k === top : gap < 0;
-    };
-    return lines.map((line, k) => ({
-      x: line.x, y: line.y, customdata: line.y.map(short), name: plain(line.name), type: "scatter", mode: "lines+text", cliponaxis: false,
-      hovertemplate: "%{customdata}", line: { color: theme().muted, width: 1.1, dash: "4px,3px" },
-      text: line.x.map((_, i) => (i === ends[k] ? plain(line.name) : "")),
-      textposition: `${isAbove(line, k) ? "top" : "bottom"} ${ends[k] > 0 ? "left" : "right"}`,
-      textfont: { color: theme().muted, size: small ? 10 : 11.5 },
-    }));
-  }
-
-  // Powers of ten; over few of them also multiples, written out, as "5" between two powers could be any.
-  function logTicks([low, high], small) {
-    const decades = high - low;
-    // Plotly sets powers larger than other numbers.
-    const powers = { dtick: Math.ceil(decades / 7), exponentformat: "power", tickfont: { size: small ? 9.5 : 10.5 } };
-    if (decades > (small ? 1.2 : 2.2)) return powers;
-    if (decades < 0.2) return { nticks: 5, exponentformat: "power" };
-    const tickvals = [];
-    for (let power = Math.floor(low); power <= high; power++) {
-      for (const digit of decades < 0.7 ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : [1, 2, 5]) tickvals.push(Number(`${digit}e${power}`));
-    }
-    return { tickmode: "array", tickvals, ticktext: tickvals.map(String) };
-  }
-
-  function axisLayout(log, range, title, small) {
-    const { ink, muted, grid } = theme();
-    return {
-      type: log ? "log" : "linear", range, title: { text: plain(title), font: { color: ink, size: 12.5 }, standoff: 8 },
-      color: muted, gridcolor: grid, zeroline: false, showline: true, linecolor: muted, ticks: "outside", ticklen: 4,
-      tickcolor: muted, automargin: true, hoverformat: ".6~g", ...(log ? logTicks(range, small) : { nticks: 7 }),
-    };
-  }
-
-  function drawing(chart) {
-    const { figure, hidden, logs, small } = chart;
-    const shown = figure.panels[chart.panel].lines.filter((line) => !hidden.has(line.name));
-    const xs = range(figure, hidden, "x", logs.x), ys = range(figure, hidden, "y", logs.y);
-    const edge = logs.y ? 10 ** ys[0] : null;
-    const curves = shown.filter((line) => !line.reference), references = shown.filter((line) => line.reference);
-    const { ink, paper, muted } = theme();
-    const narrow = matchMedia("(max-width: 40rem)").matches;
-    const layout = {
-      xaxis: { ...axisLayout(logs.x, xs, figure.x.label, small), unifiedhovertitle: { text: `${plain(figure.x.label)} %{x}` } },
-      yaxis: axisLayout(logs.y, ys, "", small),
-      // The name of the vertical axis stands above it, where it reads without turning one's head.
-      title: { text: plain(figure.y.label), x: 0, xref: "container", xanchor: "left", y: 1, yref: "container", yanchor: "top",
-        pad: { t: 2 }, font: { size: small ? 11.5 : 12.5, color: ink } },
-      font: { family: getComputedStyle(document.body).fontFamily, size: small ? 11 : 12, color: muted },
-      margin: { l: 36, r: 12, t: 28, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      showlegend: false, hovermode: narrow || curves.length > 12 ? "closest" : "x unified", dragmode: coarse.matches ? false : "zoom",
-      hoverlabel: { namelength: -1, bgcolor: paper, bordercolor: muted, font: { color: ink, size: 12 } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
-      // A zoom outlives a change of panel or curves, not that of a scale.
-      uirevision: `${logs.x} ${logs.y}`,
-    };
-    const traces = [
-      ...curves.filter((line) => line.low.length).map((line) => bandTrace(line, edge)),
-      ...referenceTraces(references, curves, xs, ys, logs, small), ...curves.map((line) => curveTrace(line, small)),
-    ];
-    return [traces, layout];
-  }
-
-  // A dollar sign is one, not the start of a formula.
-  const config = { displaylogo: false, responsive: true, typesetMath: false, modeBarButtons: [["resetScale2d"]], doubleClick: "reset", displayModeBar: coarse.matches ? false : "hover" };
-
-  function draw(chart) {
-    chart.drawn = true;
-    const [traces, layout] = drawing(chart);
-    if (printing) Object.assign(layout, { width: chart.small ? 205 : 660, height: chart.small ? 190 : 300 });
-    return Plotly.react(chart.plot, traces, layout, chart.small ? { ...config, staticPlot: true } : config);
-  }
-
-  function redraw() {
-    for (const chart of charts) if (chart.drawn) draw(chart);
-  }
-
-  function makeChart(root, name, small) {
-    const figure = report.figures[name];
-    const logs = { x: figure.x.log, y: figure.y.log };
-    const chart = { root, figure, small, logs, plot: root.querySelector(".plot"), panel: figure.start, hidden: new Set(), drawn: false };
-    charts.push(chart);
-    return chart;
-  }
-
-  // Text goes in as text: nothing that a name contains is read as HTML.
-  function row(kind, fields) {
-    const element = document.createElement("tr");
-    fields.forEach((text, i) => {
-      const cell = element.appendChild(document.createElement(kind));
-      cell.textContent = text;
-      if (i) cell.className = "number";
-    });
-    return element;
-  }
-
-  function fillNumbers(chart) {
-    const details = chart.root.querySelector(".numbers");
-    if (!details.open) return;
+function fillNumbers(chart) {
+  const details = chart.root.querySelector(".numbers");
+  if (!details.open) return;
+  const made = KINDS[chart.figure.kind].numbers(chart.figure.panels[chart.panel]).map(({ title, head, rows }) => {
     const table = document.createElement("table");
-    table.createTHead().append(row("th", ["line", "x", "y", "low", "high"]));
-    const body = table.createTBody();
-    for (const line of chart.figure.panels[chart.panel].lines) {
-      line.x.forEach((x, i) => body.append(row("td", [line.name, short(x), short(line.y[i]), short(line.low[i]), short(line.high[i])])));
-    }
-    details.querySelector(".scroll").replaceChildren(table);
-  }
+    if (title) table.createCaption().textContent = title;
+    table.createTHead().append(row("th", head));
+    table.createTBody().append(...rows.map((fields) => row("td", fields)));
+    return table;
+  });
+  details.querySelector(".scroll").replaceChildren(...made);
+}
 
-  function showPanel(chart) {
-    const { root, figure } = chart;
-    const panel = figure.panels[chart.panel];
-    const present = new Set(panel.lines.map((line) => line.name));
-    for (const button of root.querySelectorAll("[data-line]")) button.disabled = !present.has(button.dataset.line);
-    chart.plot.setAttribute("aria-label", figure.panels.length > 1 ? `${figure.text} Shown: ${panel.title}.` : figure.text);
-    fillNumbers(chart);
-  }
+function showPanel(chart) {
+  const { root, figure } = chart;
+  const panel = figure.panels[chart.panel];
+  const present = new Set(panel.lines?.map((line) => line.name));
+  for (const button of root.querySelectorAll("[data-line]")) button.disabled = !present.has(button.dataset.line);
+  chart.plot.setAttribute("aria-label", figure.panels.length > 1 ? `${figure.text} Shown: ${panel.title}.` : figure.text);
+  fillNumbers(chart);
+}
 
-  function connect(chart) {
-    const { root, hidden, logs } = chart;
-    root.querySelector(".panels")?.addEventListener("change", (event) => {
-      chart.panel = Number(event.target.value);
-      showPanel(chart);
-      draw(chart);
-    });
-    const toggle = (button, change) => button.addEventListener("click", () => {
-      const pressed = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(pressed));
-      change(pressed);
-      draw(chart);
-    });
-    for (const button of root.querySelectorAll("[data-line]")) {
-      toggle(button, (pressed) => (pressed ? hidden.delete(button.dataset.line) : hidden.add(button.dataset.line)));
-    }
-    for (const button of root.querySelectorAll("[data-scale]")) toggle(button, (pressed) => (logs[button.dataset.scale] = pressed));
-    root.querySelector(".numbers").addEventListener("toggle", () => fillNumbers(chart));
+function connect(chart) {
+  const { root, hidden, logs } = chart;
+  root.querySelector(".panels")?.addEventListener("change", (event) => {
+    chart.panel = Number(event.target.value);
     showPanel(chart);
+    draw(chart);
+  });
+  const toggle = (button, change) => button.addEventListener("click", () => {
+    const pressed = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(pressed));
+    change(pressed);
+    draw(chart);
+  });
+  for (const button of root.querySelectorAll("[data-line]")) {
+    toggle(button, (pressed) => (pressed ? hidden.delete(button.dataset.line) : hidden.add(button.dataset.line)));
   }
+  for (const button of root.querySelectorAll("[data-scale]")) toggle(button, (pressed) => (logs[button.dataset.scale] = pressed));
+  root.querySelector(".numbers").addEventListener("toggle", () => fillNumbers(chart));
+  showPanel(chart);
+}
 
-  for (const root of document.querySelectorAll("[data-leading]")) makeChart(root, root.dataset.leading, true);
-  for (const root of document.querySelectorAll("[data-figure]")) connect(makeChart(root, root.dataset.figure, false));
+for (const root of document.querySelectorAll("[data-leading]")) makeChart(root, root.dataset.leading, true);
+for (const root of document.querySelectorAll("[data-figure]")) connect(makeChart(root, root.dataset.figure, false));
 
-  const watch = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) {
-      watch.unobserve(entry.target);
-      draw(charts.find((chart) => chart.root === entry.target));
-    }
-  }, { rootMargin: "400px" });
-  for (const chart of charts) watch.observe(chart.root);
+const watch = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) {
+    watch.unobserve(entry.target);
+    draw(charts.find((chart) => chart.root === entry.target));
+  }
+}, { rootMargin: "400px" });
+for (const chart of charts) watch.observe(chart.root);
 
-  let unfolded = [];
-  addEventListener("beforeprint", () => {
-    printing = true;
-    unfolded = [...document.querySelectorAll(".unfold:not([open]), .words:not([open])")];
-    for (const details of unfolded) details.open = true;
-    for (const chart of charts) draw(chart);
-  });
-  addEventListener("afterprint", () => {
-    printing = false;
-    for (const details of unfolded) details.open = false;
-    redraw();
-  });
-  dark.addEventListener("change", redraw);
-})();
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  printing = true;
+  unfolded = [...document.querySelectorAll(".unfold:not([open]), .words:not([open])")];
+  for (const details of unfolded) details.open = true;
+  for (const chart of charts) draw(chart);
+});
+addEventListener("afterprint", () => {
+  printing = false;
+  for (const details of unfolded) details.open = false;
+  redraw();
+});
+dark.addEventListener("change", redraw);
+phone.addEventListener("change", redraw);

@@ -41,9 +41,9 @@ def document(evidence: Evidence, verdicts: Sequence[Verdict]) -> Document:
             ("command", "matrix-adagrad reproduce" + " --quick" * evidence.size.is_quick),
         ),
         evidence.size.is_quick,
-        _claims(verdicts, evidence.size.is_quick),
         tuple(name for name in LEADING if name in names),
         tuple(sections),
+        claims=_claims(verdicts, evidence.size.is_quick),
     )
 
 
