@@ -78,7 +78,7 @@ def _race(race: Result) -> Section:
         "The race",
         (
             "Every candidate chose its learning rate by successive halving over "
-            f"{len(race.best.outcome.candidate.lrs)} rates, on a seed of its own, and then trained for {race.steps} "
+            f"{len(race.best.outcome.candidate.lrs)} rates, on seeds of their own, and then trained for {race.steps} "
             f"steps on {seeds} other seeds. All of them had the same starts and the same batches, so that losses are "
             "compared seed by seed.",
             "“No difference” means that the 95 % interval of the paired difference has 0 in it: with more seeds one "
@@ -158,12 +158,9 @@ def _thinned(values: Sequence[float]) -> list[float]:
 
 
 def _rates(race: Result) -> Figure:
-    first = race.best.outcome.rungs[0]
-    start = next(iter(first.values())).start
     lines = []
     for one in race.outcomes:
-        found = sorted((lr, run.score) for lr, run in one.rungs[0].items())
-        kept = [(lr, score if score <= 2 * abs(start) else None) for lr, score in found]
+        kept = [(lr, score if score <= 2 * abs(one.start) else None) for lr, score in sorted(one.rungs[0].items())]
         lines.append(Line(one.name, tuple(lr for lr, _ in kept), tuple(score for _, score in kept)))
     return Figure(
         "race-rates",
@@ -180,7 +177,7 @@ def _rates(race: Result) -> Figure:
 def _probe(portraits: Sequence[Portrait]) -> Section:
     matrices = [one for one in portraits if one.is_matrix]
     shown = sorted(matrices, key=lambda one: -one.gradients["whole"])[:SHOWN]
-    parts: list[Table | HeatMap] = [_numbers(portraits), _bounds(portraits)]
+    parts: list[Table | HeatMap] = [_numbers(portraits), _course(portraits), _bounds(portraits)]
     if shown:
         parts.insert(1, _heat([one for one in matrices if one in shown], len(matrices)))
     return Section(
@@ -195,15 +192,11 @@ def _probe(portraits: Sequence[Portrait]) -> Section:
 
 
 def _numbers(portraits: Sequence[Portrait]) -> Table:
-    rows: list[tuple[str | int, ...]] = [
+    rows = [
         (
             one.name,
             *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
             *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
-            *(f"{share:.0%}" for share in (one.rows.silent, one.columns.silent)),
-            *(f"{drift:.2f}" for drift in (one.rows.drift, one.columns.drift)),
-            f"{one.update:.1e}",
-            *(one.dead, one.exploding, one.broken),
         )
         for one in portraits
     ]
@@ -211,14 +204,31 @@ def _numbers(portraits: Sequence[Portrait]) -> Table:
         "numbers",
         "How gradients are spread",
         "Used: the share of rows, columns and entries among which energy is effectively spread. Agree: how alike the "
-        "scales of the entries of a row, of a column and of all are; 1 if one scale is as good as one for each. "
-        "Silent: rows and columns without a gradient at a step. Drift: 0 if the late part of the run spreads its "
-        "energy as the early part did, 1 if elsewhere. Update: its size over the size of the weights. Dead rows never "
-        "had a gradient; exploding ones had late in the run over 100 times the energy that they had early; broken "
-        "steps had gradients that were not finite.",
+        "scales of the entries of a row, of a column and of all are; 1 if one scale is as good as one for each.",
+        ("parameter", "rows used", "columns used", "entries used", "agree in a row", "in a column", "in all"),
+        tuple(rows),
+    )
+
+
+def _course(portraits: Sequence[Portrait]) -> Table:
+    rows: list[tuple[str | int, ...]] = []
+    for one in portraits:
+        shares = (one.rows.silent, one.columns.silent)
+        drifts = (one.rows.drift, one.columns.drift)
+        counts = (one.dead, one.exploding, one.broken)
+        rows.append(
+            (one.name, *(f"{x:.0%}" for x in shares), *(f"{x:.2f}" for x in drifts), f"{one.update:.1e}", *counts)
+        )
+    return Table(
+        "course",
+        "How the run went",
+        "Silent: rows and columns without a gradient, on average over steps. Drift: 0 if the late part of the run "
+        "spreads its energy as the early part did, 1 if elsewhere. Update: its size over the size of the weights. Dead "
+        "rows never had a gradient; exploding ones had late in the run over 100 times the energy a step that they had "
+        "early; broken steps had gradients that were not finite.",
         (
-            *("parameter", "rows used", "columns used", "entries used", "agree in a row", "in a column", "in all"),
-            *("silent rows", "silent columns", "drift of rows", "of columns", "update", "dead", "exploding", "broken"),
+            *("parameter", "silent rows", "silent columns", "drift of rows", "of columns", "update"),
+            *("dead", "exploding", "broken"),
         ),
         tuple(rows),
     )
