@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -21,7 +20,7 @@ from matrix_adagrad.advisor.race import Progress, Race
 from matrix_adagrad.advisor.result import Result, Standing, size
 from matrix_adagrad.advisor.task import Task
 from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.text import columns
+from matrix_adagrad.text import columns, json_text
 
 __all__ = ["Advice", "advise", "by_agreement"]
 
@@ -78,7 +77,7 @@ class Advice:
             "race": self.race.to_dict(),
             "probe": self.probe.to_dict(),
         }
-        return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        return json_text(found)
 
 
 def advise(
