@@ -254,8 +254,8 @@ class Report:
         return {one.name: one.to_dict() for one in self.portraits}
 
     def to_json(self) -> str:
-        """The text of a JSON file, with every number."""
-        return json.dumps(self.to_dict(), indent=1)
+        """The text of a JSON file, with every number; null for one that is infinite or not a number."""
+        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
 
     def write(self, writer: ScalarWriter, step: int | None = None) -> None:
         """Write the numbers as scalars: ``report.write(SummaryWriter(), step)`` for TensorBoard."""
@@ -270,6 +270,14 @@ def _oddities(one: Portrait) -> str:
         return "no gradient seen"
     found = [f"{one.dead} dead rows"] * bool(one.dead) + [f"{one.exploding} exploding"] * bool(one.exploding)
     return ", ".join(found + [f"{one.broken} broken steps"] * bool(one.broken))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _params(optimizer: Optimizer) -> Iterator[Tensor]:
