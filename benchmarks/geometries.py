@@ -9,44 +9,22 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pydoc_data.topics import topics
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from matrix_adagrad import MatrixMomentum, geometry_groups
+from matrix_adagrad.experiments.gpt import GPT, next_character_loss, windows
+from matrix_adagrad.experiments.text import characters, help_texts
 
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 64, 96, 4, 3, 16
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
 
-class GPT(nn.Module):
-    """A decoder of a few layers with an untied head."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, WIDTH)
-        self.positions = nn.Embedding(CONTEXT, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        nn.init.normal_(self.positions.weight, std=0.02)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """Logits of the next character at every place."""
-        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
-        x = self.tokens(text) + self.positions(torch.arange(text.shape[1]))
-        logits: Tensor = self.head(self.norm(self.layers(x, mask=mask, is_causal=True)))
-        return logits
-
-
 def train(rules: str, lr: float, seed: int, steps: int, text: Tensor) -> tuple[float, int]:
     """The loss on the last tenth of the text, which is not trained on, and the size of the statistics."""
     torch.manual_seed(seed)
-    model = GPT(int(text.max()) + 1)
+    model = GPT(int(text.max()) + 1, context=CONTEXT, width=WIDTH, heads=HEADS, layers=LAYERS)
     text, held_out = text.tensor_split([len(text) * 9 // 10])
     groups = geometry_groups(model, {"*": "entry"} if rules == "entry" else rules)
     optimizer = MatrixMomentum(groups, lr=lr, reduction="mean")
@@ -63,9 +41,8 @@ def train(rules: str, lr: float, seed: int, steps: int, text: Tensor) -> tuple[f
 
 
 def _loss(model: GPT, text: Tensor) -> Tensor:
-    starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1))
-    windows = text[starts + torch.arange(CONTEXT + 1)]
-    return functional.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+    starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,))
+    return next_character_loss(model, windows(text, starts, CONTEXT))
 
 
 def main() -> None:
@@ -74,9 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    corpus = "".join(topics[key] for key in sorted(topics))
-    alphabet = {character: i for i, character in enumerate(sorted(set(corpus)))}
-    text = torch.tensor([alphabet[character] for character in corpus])
+    text = characters(help_texts())
     best: dict[str, list[float]] = {}
     for rules in ("entry", "balanced", "lean"):
         losses = {}

@@ -17,7 +17,7 @@ from matrix_adagrad import terminal
 from matrix_adagrad.experiments import data, plan, regret, reproduce
 from matrix_adagrad.experiments.cells import Store
 from matrix_adagrad.experiments.claims import judge
-from matrix_adagrad.experiments.files import write
+from matrix_adagrad.files import write
 from matrix_adagrad.version import __version__
 
 __all__ = ["main"]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import torch
 
 from matrix_adagrad.experiments import cells, factorisation, identities, mlp, motivating, theorems
 from matrix_adagrad.experiments.cells import Store
-from matrix_adagrad.experiments.files import write
 from matrix_adagrad.experiments.pool import Pool
 from tests.experiments import fakes
 
@@ -170,26 +168,6 @@ def _lives(process):
     except OSError:
         return False
     return state != "Z"
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    file = tmp_path / "folder" / "file"
-    assert write(file, "before").read_text() == "before"
-    assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(file, "after")
-    assert [one.read_text() for one in file.parent.iterdir()] == ["before"]
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def test_a_kept_file_says_what_it_is_of(tmp_path):

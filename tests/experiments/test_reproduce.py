@@ -17,8 +17,8 @@ import pytest
 from matrix_adagrad import cli, terminal
 from matrix_adagrad.cli import main
 from matrix_adagrad.experiments import cells, claims, factorisation, mlp, plan, reproduce
-from matrix_adagrad.experiments.files import write
 from matrix_adagrad.experiments.plan import DEFAULT, FULL, QUICK, Size
+from matrix_adagrad.files import write
 from tests.experiments import fakes
 from tests.experiments.test_plan import played
 

@@ -5,52 +5,16 @@ import os
 
 import pytest
 
-from matrix_adagrad.experiments.report import page
-from matrix_adagrad.experiments.report.document import Axis, Line, Panel
-from tests.experiments.test_report import NASTY, document, figure, line, table
+from matrix_adagrad.report.document import Axis, Line, Panel
+from tests.integration.pages import LONG, drawn, fits
+from tests.report.documents import NASTY, document, figure, line, table
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it starts a browser: make test-integrations", allow_module_level=True)
 
-LONG = "a_very_long_name_without_any_place_to_break_it_" * 3
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Opens a document, and checks at the end that the console stayed silent and nothing was fetched."""
-    complaints, contexts = [], []
-
-    def show(made, width=1280, height=900, **options):
-        path = tmp_path / "report.html"
-        path.write_text(page.render(made), encoding="utf-8")
-        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
-        shown = contexts[-1].new_page()
-        shown.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("dialog", lambda dialog: complaints.append(dialog.message))
-        shown.on("request", lambda request: request.url == path.as_uri() or complaints.append(request.url))
-        shown.goto(path.as_uri())
-        return shown
-
-    yield show
-    for context in contexts:
-        context.close()
-    assert not complaints
-
-
-def drawn(shown, name):
-    """Scrolls to a figure and waits until it is drawn."""
-    shown.locator(f"[id='{name}']").scroll_into_view_if_needed()
-    shown.wait_for_selector(f"[id='{name}'] .main-svg")
-    return shown.locator(f"[id='{name}']")
-
 
 def names(chart):
     return chart.locator(".plot").evaluate("plot => plot.data.map(trace => trace.name).filter(Boolean)")
-
-
-def fits(shown):
-    return shown.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def whole():

@@ -22,13 +22,16 @@ import torch
 
 import matrix_adagrad
 from matrix_adagrad import native
-from matrix_adagrad.experiments.files import write
+from matrix_adagrad.files import write
 from matrix_adagrad.version import __version__
 
 __all__ = ["Cell", "Store", "code", "fingerprint", "run"]
 
 # What a cell's result cannot depend on; the experiments' own modules count for their own cells only.
-APART = ("cli.py", "terminal.py", "__main__.py", "bench/", "experiments/")
+APART = (
+    *("cli.py", "terminal.py", "__main__.py", "files.py", "intervals.py"),
+    *("advisor/", "bench/", "experiments/", "interop/", "report/"),
+)
 SHARED = ("data", "regret")  # modules of the experiments that other ones use
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from matrix_adagrad.experiments.files import write
+from matrix_adagrad.files import write
 
 __all__ = ["Ratings", "movielens"]
 

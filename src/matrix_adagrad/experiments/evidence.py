@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from matrix_adagrad.experiments import factorisation, identities, mlp, motivating, plan, theorems
-from matrix_adagrad.experiments.intervals import Interval, interval
 from matrix_adagrad.experiments.plan import Known, Search, Size
+from matrix_adagrad.intervals import Interval, interval
 
 __all__ = ["Evidence", "Factorised"]
 

@@ -18,11 +18,11 @@ from matrix_adagrad.experiments.cells import Cell, Store, code
 from matrix_adagrad.experiments.claims import Verdict
 from matrix_adagrad.experiments.data import movielens
 from matrix_adagrad.experiments.evidence import Evidence
-from matrix_adagrad.experiments.files import write
 from matrix_adagrad.experiments.plan import Size
 from matrix_adagrad.experiments.pool import Pool
 from matrix_adagrad.experiments.report.contents import document
-from matrix_adagrad.experiments.report.tables import csv_text, finite
+from matrix_adagrad.files import write
+from matrix_adagrad.report.tables import csv_text, finite
 from matrix_adagrad.version import __version__
 
 __all__ = ["Progress", "evidence", "missing_extras", "save", "table"]
@@ -96,10 +96,10 @@ def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None
     write(out / "claims.json", json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
     if missing_extras():
         return None
-    from matrix_adagrad.experiments.report import page, pictures
+    from matrix_adagrad.report import page, pictures
 
     content = document(known, verdicts)
-    for part in (content.claims, *(part for section in content.sections for part in section.parts)):
+    for part in content.parts:
         write(out / "data" / f"{part.name}.csv", csv_text(part))
         write(out / "data" / f"{part.name}.json", _json(part))
     pictures.draw_all(content, out / "figures")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from matrix_adagrad.experiments import mlp
 from matrix_adagrad.experiments.claims.verdict import Check, Claim
 from matrix_adagrad.experiments.evidence import Evidence
-from matrix_adagrad.experiments.intervals import interval
 from matrix_adagrad.experiments.plan import WHOLE
+from matrix_adagrad.intervals import interval
 
 __all__ = ["CLAIMS"]
 

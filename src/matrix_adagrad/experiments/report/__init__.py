@@ -1,1 +1,1 @@
-"""The report: what it consists of (`document`), its pictures (`pictures`), and its page (`page`)."""
+"""The report on the paper: its claims and numbers (`contents`), and a section for each experiment."""

@@ -11,7 +11,7 @@ from matrix_adagrad.experiments import cells
 from matrix_adagrad.experiments.claims import Verdict
 from matrix_adagrad.experiments.evidence import Evidence
 from matrix_adagrad.experiments.report import movielens, networks
-from matrix_adagrad.experiments.report.document import Document, Section, Table
+from matrix_adagrad.report.document import Document, Section, Table
 from matrix_adagrad.version import __version__
 
 __all__ = ["document"]
@@ -41,9 +41,9 @@ def document(evidence: Evidence, verdicts: Sequence[Verdict]) -> Document:
             ("command", "matrix-adagrad reproduce" + " --quick" * evidence.size.is_quick),
         ),
         evidence.size.is_quick,
-        _claims(verdicts, evidence.size.is_quick),
         tuple(name for name in LEADING if name in names),
         tuple(sections),
+        claims=_claims(verdicts, evidence.size.is_quick),
     )
 
 

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from matrix_adagrad.experiments.evidence import Evidence, Factorised
-from matrix_adagrad.experiments.intervals import interval
 from matrix_adagrad.experiments.plan import DEFAULT, GEOMETRIES, GOOD, Curves
-from matrix_adagrad.experiments.report.document import Axis, Figure, Line, Panel, Section, Table
-from matrix_adagrad.experiments.report.tables import finite
+from matrix_adagrad.intervals import interval
+from matrix_adagrad.report.document import Axis, Figure, Line, Panel, Section, Table
+from matrix_adagrad.report.tables import finite
 
 __all__ = ["NAMES", "section"]
 

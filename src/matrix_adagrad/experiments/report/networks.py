@@ -9,8 +9,8 @@ from matrix_adagrad.experiments import mlp
 from matrix_adagrad.experiments.evidence import Evidence
 from matrix_adagrad.experiments.mlp import OPTIMIZERS
 from matrix_adagrad.experiments.plan import EPS, LRS
-from matrix_adagrad.experiments.report.document import Axis, Figure, Line, Panel, Section, Table
-from matrix_adagrad.experiments.report.tables import finite
+from matrix_adagrad.report.document import Axis, Figure, Line, Panel, Section, Table
+from matrix_adagrad.report.tables import finite
 
 __all__ = ["section"]
 

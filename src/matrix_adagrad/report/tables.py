@@ -9,22 +9,31 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from matrix_adagrad.experiments.report.document import Figure, Line, Table
+from matrix_adagrad.report.document import Figure, HeatMap, Line, Table
 
-__all__ = ["COLUMNS", "Cell", "Point", "csv_text", "field", "finite", "is_number", "panel_title", "points"]
+__all__ = ["Cell", "Point", "csv_text", "field", "finite", "is_number", "panel_title", "points", "titles"]
 
 Cell: TypeAlias = str | float | int | None
 Point: TypeAlias = tuple[float, float | None, float | None, float | None]
 
-COLUMNS = ("panel", "line", "x", "y", "low", "high")
 
+def csv_text(part: Figure | HeatMap | Table) -> str:
+    """A table as it is; a figure or a heat map with one row for each point.
 
-def csv_text(part: Figure | Table) -> str:
-    """A table as it is; a figure with one row for each point. Numbers are written so that they read back the same."""
+    Numbers are written so that they read back the same.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS if isinstance(part, Figure) else part.columns)
-    writer.writerows(_figure_rows(part) if isinstance(part, Figure) else part.rows)
+    match part:
+        case Figure():
+            writer.writerow(("panel", "line", "x", "y", "low", "high"))
+            writer.writerows(_figure_rows(part))
+        case HeatMap():
+            writer.writerow(("plate", "grid", "x", "y", "value"))
+            writer.writerows(_heat_map_rows(part))
+        case Table():
+            writer.writerow(part.columns)
+            writer.writerows(part.rows)
     return text.getvalue()
 
 
@@ -64,12 +73,17 @@ def is_number(values: Iterable[Cell]) -> bool:
     return bool(kept) and all(re.fullmatch(r"[-+]?[\d.,/%e+-]*\d%?|[-+]?∞|–", text) for text in kept)
 
 
-def panel_title(figure: Figure, index: int) -> str:
-    """A panel's title, with the word that tells the panels apart where the title does not say it: "layers: 15"."""
-    title = figure.panels[index].title
-    if len(figure.panels) == 1 or not figure.selector or figure.selector.casefold() in title.casefold():
+def titles(part: Figure | HeatMap) -> list[str]:
+    """Of the panels or plates, among which a page lets choose."""
+    return [one.title for one in (part.panels if isinstance(part, Figure) else part.plates)]
+
+
+def panel_title(part: Figure | HeatMap, index: int) -> str:
+    """The title of a panel or plate, with the word that tells them apart where the title lacks it: "layers: 15"."""
+    title, selector = titles(part)[index], part.selector
+    if len(titles(part)) == 1 or not selector or selector.casefold() in title.casefold():
         return title
-    return f"{figure.selector}: {title}"
+    return f"{selector}: {title}"
 
 
 def _readable(value: float) -> str:
@@ -83,6 +97,14 @@ def _figure_rows(figure: Figure) -> Iterator[tuple[Cell, ...]]:
         for line in panel.lines:
             for point in points(line):
                 yield (panel.title, line.name, *point)
+
+
+def _heat_map_rows(heat: HeatMap) -> Iterator[tuple[Cell, ...]]:
+    for plate in heat.plates:
+        for grid in plate.grids:
+            for y, row in zip(grid.ys, grid.values, strict=True):
+                for x, value in zip(grid.xs, row, strict=True):
+                    yield plate.title, grid.title, x, y, value
 
 
 def _padded(values: Sequence[float | None], count: int) -> Sequence[float | None]:

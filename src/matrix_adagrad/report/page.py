@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from matrix_adagrad.experiments.report import palette, tables
-from matrix_adagrad.experiments.report.document import Document, Figure, Line, Table
+from matrix_adagrad.report import grids, palette, tables
+from matrix_adagrad.report.document import Axis, Document, Figure, Grid, HeatMap, Line, Plate, Table
 
 __all__ = ["render"]
 
+SCRIPTS = ("common.js", "curves.js", "heat.js", "page.js")  # each uses those before it
 CLAIM = ("id", "place", "statement", "rule", "figures", "verdict", "command")
 # What a verdict begins with, the longer before the shorter, and the kind that gives it its icon and colour.
 VERDICTS = {"holds only if": "condition", "does not hold": "fails", "holds": "holds"}
@@ -29,11 +30,14 @@ KINDS = {
 
 
 def render(document: Document) -> str:
-    """The whole page, as the text of a file that opens offline. The pictures and the data are expected next to it."""
+    """The whole page, as the text of a file that opens offline.
+
+    The pictures and the data are expected next to it, unless the document says that there are none.
+    """
     figures = {figure.name: figure for figure in palette.figures(document)}
     _check(document, figures)
     styles = palette.styles_of_document(document)
-    claims = [_claim(row) for row in document.claims.rows]
+    claims = [_claim(row) for row in document.claims.rows] if document.claims else []
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["code"] = _code
     environment.filters["field"] = tables.field
@@ -47,19 +51,21 @@ def render(document: Document) -> str:
         styles=styles,
         light=palette.LIGHT,
         dark=palette.DARK,
-        is_figure=lambda part: isinstance(part, Figure),
+        is_heat=lambda part: isinstance(part, HeatMap),
+        is_table=lambda part: isinstance(part, Table),
+        titles=tables.titles,
         panel_title=tables.panel_title,
         lines=_lines,
         numeric=_numeric,
         css=Markup(_file("style.css")),
         library=Markup(_script(_file("package_data/plotly.min.js", "plotly"))),
-        code=Markup(_script(_file("page.js"))),
-        data=Markup(_json(_data(document, figures, styles))),
+        code=Markup(_script("\n".join(map(_file, SCRIPTS)))),
+        data=Markup(_json(_data(document, styles))),
     )
 
 
 def _check(document: Document, figures: Mapping[str, Figure]) -> None:
-    names = [part.name for section in document.sections for part in section.parts]
+    names = [part.name for part in document.parts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"figures and tables share their names: {', '.join(twice)}")
@@ -85,21 +91,48 @@ def _json(value: object) -> str:
     return text
 
 
-def _data(document: Document, figures: Mapping[str, Figure], styles: Mapping[str, palette.Style]) -> dict[str, Any]:
+def _data(document: Document, styles: Mapping[str, palette.Style]) -> dict[str, Any]:
     return {
         "themes": {"light": asdict(palette.LIGHT), "dark": asdict(palette.DARK)},
         "styles": {name: asdict(style) for name, style in styles.items()},
-        "figures": {name: _figure(figure) for name, figure in figures.items()},
-        "leading": list(document.leading),
+        "figures": {part.name: _chart(part) for part in document.parts if not isinstance(part, Table)},
     }
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
-    panels = [
-        {"title": tables.panel_title(figure, i), "lines": [_line(line) for line in panel.lines]}
-        for i, panel in enumerate(figure.panels)
-    ]
-    return {"x": asdict(figure.x), "y": asdict(figure.y), "start": figure.start, "text": figure.text, "panels": panels}
+def _chart(part: Figure | HeatMap) -> dict[str, Any]:
+    """What all charts have in common, with what is of its kind."""
+    own = _curves(part) if isinstance(part, Figure) else _heat(part)
+    for i, panel in enumerate(own["panels"]):
+        panel["title"] = tables.panel_title(part, i)
+    return {"start": part.start, "text": part.text, **own}
+
+
+def _curves(figure: Figure) -> dict[str, Any]:
+    panels = [{"lines": [_line(line) for line in panel.lines]} for panel in figure.panels]
+    axes = {"x": asdict(figure.x), "y": asdict(figure.y)}
+    return {"kind": "curves", "logs": {"x": figure.x.log, "y": figure.y.log}, **axes, "panels": panels}
+
+
+def _heat(heat: HeatMap) -> dict[str, Any]:
+    panels = [_plate(plate) for plate in heat.plates]
+    return {"kind": "heat", "logs": {"z": heat.log}, "scale": heat.scale, "panels": panels}
+
+
+def _plate(plate: Plate) -> dict[str, Any]:
+    limits = {"log": grids.limits(plate, log=True), "linear": grids.limits(plate, log=False)}
+    return {"limits": limits, "grids": [_grid(grid) for grid in plate.grids]}
+
+
+def _grid(grid: Grid) -> dict[str, Any]:
+    """Four digits are what the pointer shows."""
+    values = [[_rounded(value, 4) for value in row] for row in grid.values]
+    axes = {"x": _grid_axis(grid.x, grid.xs), "y": _grid_axis(grid.y, grid.ys)}
+    return {"title": grid.title, **axes, "values": values}
+
+
+def _grid_axis(axis: Axis, places: Sequence[float]) -> dict[str, Any]:
+    log, edges = grids.is_log(axis, places), grids.edges(axis, places)
+    return {"label": axis.label, "log": log, "places": places, "edges": edges}
 
 
 def _line(line: Line) -> dict[str, Any]:
@@ -111,8 +144,8 @@ def _line(line: Line) -> dict[str, Any]:
     return {"name": line.name, "reference": line.reference, "x": [point[0] for point in kept], **columns}
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None or tables.finite(value) is None else float(f"{value:.6g}")
+def _rounded(value: float | None, digits: int = 6) -> float | None:
+    return None if value is None or tables.finite(value) is None else float(f"{value:.{digits}g}")
 
 
 def _lines(figure: Figure) -> list[Line]:

@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from matrix_adagrad.experiments.report.document import Document, Figure
+from matrix_adagrad.report.document import Document, Figure
 
 __all__ = ["DARK", "LIGHT", "Style", "Theme", "figures", "names", "styles", "styles_of_document"]
 
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours around the curves; ``muted`` is for captions, axes and references, ``grid`` for hairlines."""
+    """The colours around the curves.
+
+    ``muted`` is for captions, axes and references, ``grid`` for hairlines, ``gap`` for what a heat map has no value of.
+    """
 
     paper: str
     ink: str
     muted: str
     grid: str
+    gap: str
     alert: str
 
 
-LIGHT = Theme(paper="#ffffff", ink="#1b1f24", muted="#5d6470", grid="#e4e7eb", alert="#b3261e")
-DARK = Theme(paper="#14171c", ink="#e8eaed", muted="#9aa3af", grid="#2b313a", alert="#ff8f85")
+LIGHT = Theme(paper="#ffffff", ink="#1b1f24", muted="#5d6470", grid="#e4e7eb", gap="#d5d7da", alert="#b3261e")
+DARK = Theme(paper="#14171c", ink="#e8eaed", muted="#9aa3af", grid="#2b313a", gap="#4b4e54", alert="#ff8f85")
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def styles_of_document(document: Document) -> dict[str, Style]:
 
 def figures(document: Document) -> list[Figure]:
     """All figures, in the order of the page."""
-    return [part for section in document.sections for part in section.parts if isinstance(part, Figure)]
+    return [part for part in document.parts if isinstance(part, Figure)]
 
 
 def names(figure: Figure) -> list[str]:

@@ -1,10 +1,9 @@
-"""A report's figures as pictures. The same figure gives the same bytes, whenever and wherever it is drawn."""
+"""Figures and heat maps as pictures. The same one gives the same bytes, whenever and wherever it is drawn."""
 
 from __future__ import annotations
 
 import io
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from matrix_adagrad.experiments.files import write
-from matrix_adagrad.experiments.report import palette
-from matrix_adagrad.experiments.report.document import Axis, Document, Figure, Line, Panel
-from matrix_adagrad.experiments.report.palette import LIGHT, Style
-from matrix_adagrad.experiments.report.tables import panel_title, points
+from matrix_adagrad.files import write
+from matrix_adagrad.report import heatmaps, palette
+from matrix_adagrad.report.document import Axis, Document, Figure, HeatMap, Line, Panel, Table
+from matrix_adagrad.report.lettering import headline, plain, wrapped
+from matrix_adagrad.report.palette import LIGHT, Style
+from matrix_adagrad.report.tables import panel_title, points
 
 __all__ = ["draw", "draw_all"]
 
@@ -46,16 +46,17 @@ SETTINGS = {
 
 
 def draw_all(document: Document, folder: Path) -> list[Path]:
-    """Every figure of the document, each name in the colour that it has on the page."""
+    """Every figure and heat map of the document, each name in the colour that it has on the page."""
     styles = palette.styles_of_document(document)
-    return [path for figure in palette.figures(document) for path in draw(figure, document.quick, folder, styles)]
+    drawn = [part for part in document.parts if not isinstance(part, Table)]
+    return [path for part in drawn for path in draw(part, document.quick, folder, styles)]
 
 
-def draw(figure: Figure, quick: bool, folder: Path, styles: Mapping[str, Style] | None = None) -> list[Path]:
-    """Draw all panels of a figure next to each other, as ``<name>.png`` and ``<name>.svg``.
+def draw(part: Figure | HeatMap, quick: bool, folder: Path, styles: Mapping[str, Style] | None = None) -> list[Path]:
+    """Draw all panels of a figure, or the plates of a heat map, as ``<name>.png`` and ``<name>.svg``.
 
     Args:
-        figure: what to draw.
+        part: what to draw.
         quick: whether to mark it as being of a quick run.
         folder: where the files go; made if it is missing.
         styles: those of the whole document; without them the colours follow the order of this figure alone.
@@ -64,11 +65,14 @@ def draw(figure: Figure, quick: bool, folder: Path, styles: Mapping[str, Style] 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not the settings of whoever runs this
         matplotlib.rcParams.update(SETTINGS)
-        canvas = _canvas(figure, quick, styles or palette.styles(palette.names(figure)))
+        if isinstance(part, HeatMap):
+            canvas = heatmaps.canvas(part, quick)
+        else:
+            canvas = _canvas(part, quick, styles or palette.styles(palette.names(part)))
         canvas.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
-        canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        canvas.savefig(svg, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None})
     made = (("png", png), ("svg", svg))
-    return [write(folder / f"{figure.name}.{ending}", picture.getvalue()) for ending, picture in made]
+    return [write(folder / f"{part.name}.{ending}", picture.getvalue()) for ending, picture in made]
 
 
 def _canvas(figure: Figure, quick: bool, styles: Mapping[str, Style]) -> Any:
@@ -78,7 +82,7 @@ def _canvas(figure: Figure, quick: bool, styles: Mapping[str, Style]) -> Any:
     width = (6.6, 8.6, 10.2)[columns - 1]
     names = palette.names(figure)
     legend_columns = _legend_columns(names, width)
-    title = textwrap.fill(figure.title, int(width * 9))
+    title = wrapped(figure.title, width)
     height = rows * (3.4 if columns == 1 else 2.7) + 0.3 * title.count("\n") + 0.7
     inside = rows * columns > count and len(names) <= IN_A_CELL
     if not inside:
@@ -92,7 +96,7 @@ def _canvas(figure: Figure, quick: bool, styles: Mapping[str, Style]) -> Any:
     if quick:
         for cell in cells[:count]:
             _quick_note(cell)
-    canvas.suptitle(_plain(title), x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    headline(canvas, title)
     if inside:
         _legend(cells[-1], names, styles, loc="upper left", fontsize=10)
     else:
@@ -106,13 +110,13 @@ def _fill(cells: Sequence[Any], columns: int, figure: Figure, styles: Mapping[st
         _scale(cell, figure)
         for line in panel.lines:
             _curve(cell, line, figure, edge, styles)
-        cell.set_title(_plain(panel_title(figure, index)), loc="left", color=LIGHT.muted)
+        cell.set_title(plain(panel_title(figure, index)), loc="left", color=LIGHT.muted)
         # Shared axes have numbers in the last row alone, which may not reach as far as this column.
         cell.tick_params(labelbottom=index + columns >= count)
         if index + columns >= count:
-            cell.set_xlabel(_plain(figure.x.label))
+            cell.set_xlabel(plain(figure.x.label))
         if index % columns == 0:
-            cell.set_ylabel(_plain(figure.y.label))
+            cell.set_ylabel(plain(figure.y.label))
     _limits(cells[0], figure)
     for cell, panel in zip(cells, figure.panels, strict=False):
         _name_references(cell, panel, figure)
@@ -207,7 +211,7 @@ def _name_references(cell: Any, panel: Panel, figure: Figure) -> None:
     for rank, (y_end, x_end, name, ha, is_below) in enumerate(sorted(ends, reverse=True)):
         below = rank > 0 if len(ends) > 1 else is_below  # one name alone goes where the nearest curve is not
         side = {"va": "top", "xytext": (0, -2)} if below else {"va": "bottom", "xytext": (0, 2)}
-        note = cell.annotate(_plain(name), (x_end, y_end), textcoords="offset points", ha=ha, fontsize=8.5, **side)
+        note = cell.annotate(plain(name), (x_end, y_end), textcoords="offset points", ha=ha, fontsize=8.5, **side)
         note.set(color=LIGHT.muted, in_layout=False)
 
 
@@ -223,7 +227,7 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
 def _legend(place: Any, names: Sequence[str], styles: Mapping[str, Style], **where: Any) -> None:
     if names:
         handles = [Line2D([], [], **_look(styles[name])) for name in names]
-        place.legend(handles, [_plain(name) for name in names], handlelength=2.6, frameon=False, **where)
+        place.legend(handles, [plain(name) for name in names], handlelength=2.6, frameon=False, **where)
 
 
 def _quick_note(cell: Any) -> None:
@@ -231,7 +235,3 @@ def _quick_note(cell: Any) -> None:
     look = {"fontsize": 22, "fontweight": "bold", "color": LIGHT.alert, "alpha": 0.28, "zorder": 0.5}
     middle = {"ha": "center", "va": "center", "transform": cell.transAxes, "in_layout": False}
     cell.text(0.5, 0.5, "QUICK RUN", rotation=18, **look, **middle)
-
-
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # or matplotlib would set what is between two of them as a formula

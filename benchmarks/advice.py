@@ -1,0 +1,182 @@
+"""Is the advisor's advice any good? Its choice after short runs, next to full-length runs of everybody.
+
+    python -m benchmarks.advice            all tasks, in about 25 minutes; what is done is kept in results/advice/
+    python -m benchmarks.advice --write    put what is kept into docs/advisor.md
+
+On each task the advisor gets runs of 200 steps. Then all its candidates, and outside references, train for four times
+as many steps on other seeds, each with its own learning rate, tuned in the same way. The advice was right if the chosen
+candidate is level with the best of the candidates there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adafactor, Adam, Muon, Optimizer
+
+from benchmarks.tasks import TASKS
+from matrix_adagrad.advisor import Candidate, Portrait, Race, advise, around
+from matrix_adagrad.files import write
+from matrix_adagrad.optim import geometry_groups
+from matrix_adagrad.version import __version__
+
+SHORT, LONGER, SEEDS = 200, 4, 5  # steps of the advisor's runs, how many times as many full ones have, and seeds
+FEWER = {"gpt": 100}  # a step takes ten times as long there
+OTHER = 100  # the first of the seeds that the advisor has not seen
+OUT = Path("results/advice")
+SLOW = ("gpt", "mlp", "digits-cnn", "skip-gram")  # these first, so that no core waits at the end
+
+
+class Both(Optimizer):
+    """Muon for hidden matrices and Adam for the rest, as one optimizer with one learning rate."""
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        kinds: dict[bool, list[Tensor]] = {True: [], False: []}
+        for group in geometry_groups(model):
+            for _, param in group["params"]:
+                kinds[group["name"] == "matrix" and param.dim() == 2].append(param)
+        if not kinds[True]:
+            raise ValueError("no hidden matrices")
+        muon = Muon(kinds[True], lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        self.parts = [muon, Adam(kinds[False], lr=lr)]
+        super().__init__(kinds[True] + kinds[False], {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        """One step of both."""
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
+
+
+def references() -> list[Candidate]:
+    """Outside optimizers; SGD's learning rate depends on the loss's units, so its rates lie farther apart."""
+    make: dict[str, tuple[Callable[[nn.Module, float], Optimizer], tuple[float, ...]]] = {
+        "Adam": (lambda model, lr: Adam(model.parameters(), lr), around(0.01)),
+        "SGD": (lambda model, lr: SGD(model.parameters(), lr, momentum=0.9), around(0.3, step=10**0.5)),
+        "Adafactor": (lambda model, lr: Adafactor(model.parameters(), lr), around(0.01)),
+        "Muon": (Both, around(0.01)),
+    }
+    return [Candidate(name, how, lrs) for name, (how, lrs) in make.items()]
+
+
+def try_task(name: str) -> dict[str, Any]:
+    """The advice on a task, and what full-length runs say to it."""
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    task = TASKS[name]()
+    steps = FEWER.get(name, SHORT)
+    advice = advise(task, steps=steps, seeds=SEEDS)
+    advised = time.perf_counter() - start
+    candidates = [one.candidate for one in advice.race.outcomes]
+    race = Race(task, steps=LONGER * steps, seeds=SEEDS, first=OTHER)
+    outcomes = [race.train(one) for one in candidates]
+    full = race.result(outcomes)
+    chosen = advice.race.chosen.outcome
+    as_planned = [run.score for run in race.runs(chosen.candidate, chosen.lr)]
+    outside = {}
+    for one in references():
+        try:
+            outside[one.name] = [run.score for run in race.train(one).runs]
+        except ValueError as error:
+            outside[one.name] = str(error)
+    return {
+        "task": name,
+        "advised_seconds": advised,
+        "seconds": time.perf_counter() - start,
+        "chosen": chosen.name,
+        "advice": advice.race.to_dict(),
+        "full": full.to_dict(),
+        "as_planned": as_planned,
+        "outside": outside,
+        "plan": advice.plan.to_dict(),
+        "predictions": predictions(advice.probe.portraits),
+        "portraits": {one.name: one.scalars() for one in advice.probe},
+    }
+
+
+# --------------------------------------------------------------------------------- what the probe alone would have said
+
+
+def predictions(portraits: Sequence[Portrait]) -> dict[str, str]:
+    """The geometry for the whole model that each of the probe's statistics speaks for, by the statistic."""
+    matrices = [one for one in portraits if one.is_matrix]
+
+    def total(value: Callable[[Portrait], float]) -> float:
+        return sum(map(value, matrices))
+
+    def mean(value: Callable[[Portrait], float]) -> float:
+        """By energy: a layer without gradients has no say."""
+        weights = [one.gradients["whole"] for one in matrices]
+        return statistics.fmean(map(value, matrices), weights if sum(weights) else None)
+
+    def agreement(name: str) -> float:
+        return mean(lambda one: one.agreement[name])
+
+    enough = [name for name in ("row", "column") if agreement(name) >= 0.9]
+    return {
+        "least bound": min(("row", "column", "entry", "whole"), key=lambda name: total(lambda one: one.bound[name])),
+        "least bound, rows or columns": min(("row", "column"), key=lambda name: total(lambda one: one.bound[name])),
+        "larger agreement": max(("row", "column"), key=agreement),
+        "agreement of 0.9, else entry": max(enough, key=agreement) if enough else "entry",
+        "lower participation": (
+            "row"
+            if mean(lambda one: one.rows.participation) < mean(lambda one: one.columns.participation)
+            else "column"
+        ),
+        "more silent": "row" if mean(lambda one: one.rows.silent) >= mean(lambda one: one.columns.silent) else "column",
+    } | {f"always {name}": name for name in ("entry", "row", "column", "whole")}
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+
+
+def main() -> None:
+    """Run what is not there yet, and show the tables."""
+    from benchmarks import advice_tables
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", help=f"some of {', '.join(TASKS)} (default: all)")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--write", action="store_true", help="run nothing; put what is kept into docs/advisor.md")
+    options = parser.parse_args()
+    unknown = [name for name in options.tasks if name not in TASKS]
+    if unknown:
+        parser.error(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    if not options.write:
+        wanted = options.tasks or sorted(
+            TASKS, key=lambda name: (name not in SLOW, SLOW.index(name) if name in SLOW else 0)
+        )
+        run([name for name in wanted if not kept(name).exists()], options.workers)
+    found = [json.loads(kept(name).read_text()) for name in TASKS if kept(name).exists()]
+    print(advice_tables.text(found))
+    if options.write:
+        advice_tables.publish(found)
+
+
+def kept(name: str) -> Path:
+    """The file with a task's result."""
+    return OUT / f"{name}.json"
+
+
+def run(names: Sequence[str], workers: int) -> None:
+    """Try tasks side by side, and keep each result as soon as it is there."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, max_tasks_per_child=1) as pool:
+        for future in as_completed([pool.submit(try_task, name) for name in names]):
+            result = future.result() | {"version": __version__, "torch": torch.__version__}
+            write(kept(result["task"]), json.dumps(result, indent=1) + "\n")
+            print(f"{result['task']}: {result['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Short runs from the same start on the same batches, one candidate beside the other, with the same budget for each."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from matrix_adagrad.advisor.candidates import FAMILIES, UNIFORM, Candidate, distinct, ours, uniform
+from matrix_adagrad.advisor.result import Outcome, Result, Run
+from matrix_adagrad.advisor.task import Batches, Task
+
+__all__ = ["Race", "race"]
+
+RUNGS = 3  # all learning rates for an eighth of the steps, the better half for a quarter, and half of those for half
+TIMED = 15  # steps
+LOST = 1e3  # a loss so many times that of the start will not come back in time
+
+Progress = Callable[[int, int, str], None]  # steps that are done, of how many, and what is going on
+Watch = Callable[[nn.Module, Optimizer], AbstractContextManager[Any]]
+
+
+def race(
+    make_model: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Any], Tensor],
+    batches: Batches,
+    *,
+    held_out: Iterable[Any] | None = None,
+    candidates: Sequence[Candidate] | None = None,
+    present: Candidate | None = None,
+    steps: int = 200,
+    seeds: int = 5,
+    progress: Progress | None = None,
+) -> Result:
+    """Train short runs with each candidate, and compare them.
+
+    Every candidate tries the same number of learning rates by successive halving, on a seed that is used for nothing
+    else, and then trains with its best rate on other seeds, where all have the same starts and the same batches.
+
+    Args:
+        make_model: as in `Task`, and so are the next three.
+        loss: takes the model and a batch.
+        batches: an iterable of batches, or a function from the seed to one.
+        held_out: batches that runs are judged by.
+        candidates: who takes part; by default row, column, entry and whole, with AdaGrad and with momentum.
+        present: the optimizer that you use now, to be compared with all the others.
+        steps: of a run.
+        seeds: how many runs each candidate's result is of, from 2 to 15.
+        progress: called with the number of steps that are done, the number of all steps, and what is going on.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrix_adagrad.advisor import race
+        >>> x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+        >>> result = race(
+        ...     lambda: nn.Linear(8, 4),
+        ...     lambda model, rows: (model(x[rows]) - x[rows, :4]).square().mean(),
+        ...     lambda seed: torch.randperm(64).split(16),
+        ...     steps=16,
+        ...     seeds=2,
+        ... )
+        >>> len(result.outcomes)
+        8
+    """
+    task = Task(make_model, loss, batches, held_out)
+    with torch.random.fork_rng():
+        one = Race(task, steps=steps, seeds=seeds, progress=progress)
+        return one.run(candidates if candidates is not None else one.everybody(), present)
+
+
+class Race:
+    """A race in parts, for who wants to decide on the way who else takes part.
+
+    The arguments are those of `race`, and ``first``, the seed on which learning rates are chosen; the others follow it.
+    """
+
+    def __init__(
+        self, task: Task, *, steps: int = 200, seeds: int = 5, first: int = 0, progress: Progress | None = None
+    ) -> None:
+        if steps < 2**RUNGS:
+            raise ValueError(f"steps must be at least {2**RUNGS}, got {steps}")
+        if not 2 <= seeds <= 15:
+            raise ValueError(f"seeds must be from 2 to 15, got {seeds}")
+        self.task, self.steps, self.seeds, self.first = task, steps, range(first + 1, first + 1 + seeds), first
+        self.done, self.total = 0, 0
+        self._starts: dict[int, float | None] = {}  # what the untrained model of a seed is judged by
+        self._progress = progress or (lambda *_: None)
+
+    def everybody(self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM) -> list[Candidate]:
+        """One geometry for the whole model, for each geometry and family."""
+        model = self.task.start(0)
+        names = list(names)
+        return distinct(ours(name, family, uniform(model, name)) for family in families for name in names)
+
+    def run(self, candidates: Sequence[Candidate], present: Candidate | None = None) -> Result:
+        """Tune and train all of them, and measure what a step costs."""
+        entered = [*candidates, *([present] if present is not None else [])]
+        self.expect(entered)
+        outcomes = [self.train(one) for one in entered]
+        return self.result(outcomes, present.name if present else None)
+
+    def expect(self, candidates: Sequence[Candidate]) -> None:
+        """Count the steps that these candidates will take, for the progress."""
+        names = [one.name for one in candidates]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"candidates need names of their own, and these are there twice: {', '.join(twice)}")
+        self.total += sum(self._cost(one) for one in candidates)
+
+    def train(self, candidate: Candidate) -> Outcome:
+        """Choose a learning rate, on the first seed, and train with it on the others."""
+        rungs: list[dict[float, Run]] = []
+        lrs = candidate.lrs
+        for rung in range(RUNGS):
+            runs = {lr: self._try(candidate, lr, rung) for lr in lrs}
+            rungs.append(runs)
+            best_first = sorted(lrs, key=lambda lr: runs[lr].score)
+            lrs = tuple(sorted(best_first[: _halved(len(lrs))]))
+        between = math.sqrt(candidate.lrs[1] / candidate.lrs[0])
+        for lr in (best_first[0] / between, best_first[0] * between):  # the last rung once more, half a step aside
+            rungs[-1][lr] = self._try(candidate, lr, RUNGS - 1)
+        lr = min(rungs[-1], key=lambda lr: rungs[-1][lr].score)
+        return Outcome(candidate, lr, tuple(rungs), self.runs(candidate, lr))
+
+    def runs(self, candidate: Candidate, lr: float) -> tuple[Run, ...]:
+        """Full runs with this learning rate, one for each seed."""
+        return tuple(self._train(candidate, lr, seed, self.steps, f"seed {seed}") for seed in self.seeds)
+
+    def result(self, outcomes: Sequence[Outcome], present: str | None = None) -> Result:
+        """All that is known in the end, with the time and the memory of each candidate's steps."""
+        return Result.of(outcomes, _costs(self.task, [one.candidate for one in outcomes]), self.steps, present)
+
+    def watched(self, outcome: Outcome, watch: Watch) -> None:
+        """The first of the runs with the chosen learning rate once more, with somebody looking on."""
+        self.total += self.steps
+        self._train(outcome.candidate, outcome.lr, self.first + 1, self.steps, "the probe looks on", watch)
+
+    def _try(self, candidate: Candidate, lr: float, rung: int) -> Run:
+        return self._train(candidate, lr, self.first, self._steps(rung), f"lr {lr:.2g}")
+
+    def _train(
+        self, candidate: Candidate, lr: float, seed: int, steps: int, what: str, watch: Watch | None = None
+    ) -> Run:
+        self._progress(self.done, self.total, f"{candidate.name}, {what}")
+        if seed not in self._starts:
+            self._starts[seed] = judge(self.task, self.task.start(seed))
+        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, self._starts[seed], watch)
+        self.done += steps
+        return run
+
+    def _steps(self, rung: int) -> int:
+        return self.steps >> (RUNGS - rung)
+
+    def _cost(self, candidate: Candidate) -> int:
+        count, cost = len(candidate.lrs), 2 * self._steps(RUNGS - 1)
+        for rung in range(RUNGS):
+            cost += count * self._steps(rung)
+            count = _halved(count)
+        return cost + len(self.seeds) * self.steps
+
+
+def _halved(count: int) -> int:
+    return max(1, count // 2)
+
+
+def train(
+    task: Task,
+    make: Callable[[nn.Module], Optimizer],
+    seed: int,
+    steps: int,
+    start: float | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """One run from the start of a seed, which was judged ``start``; a run that goes astray has an infinite score."""
+    model = task.start(seed)
+    optimizer = make(model)
+    losses: list[float] = []
+    with watch(model, optimizer) if watch else nullcontext():
+        for batch in task.stream(seed, steps):
+            optimizer.zero_grad()
+            loss = task.loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if not math.isfinite(losses[-1]) or losses[-1] > LOST * max(abs(losses[0]), 1e-30):
+                return Run(tuple(losses), losses[0] if start is None else start, math.inf)
+    score = judge(task, model)
+    if score is None:
+        score = statistics.fmean(losses[-max(1, steps // 4) :])
+    return Run(tuple(losses), losses[0] if start is None else start, score if math.isfinite(score) else math.inf)
+
+
+@torch.no_grad()
+def judge(task: Task, model: nn.Module) -> float | None:
+    """The mean loss over the held-out batches, if there are any."""
+    if task.held_out is None:
+        return None
+    model.eval()
+    losses = [float(task.loss(model, batch)) for batch in task.held_out]
+    model.train()
+    if not losses:
+        raise ValueError("held_out is empty: give batches, or leave it out")
+    return statistics.fmean(losses)
+
+
+def _costs(task: Task, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
+    """The seconds of a gradient, and of each candidate's step after it, and its bytes of state: steps of all of them in
+    turn, on the same model, so that whatever else the machine does hits them alike; medians.
+    """
+    model = task.start(0)
+    optimizers = [one.make(model, 0.0) for one in candidates]
+    gradients: list[float] = []
+    steps: list[list[float]] = [[] for _ in optimizers]
+    for batch in task.stream(0, TIMED):
+        model.zero_grad()
+        start = time.perf_counter()
+        task.loss(model, batch).backward()
+        gradients.append(time.perf_counter() - start)
+        for optimizer, taken in zip(optimizers, steps, strict=True):
+            start = time.perf_counter()
+            optimizer.step()
+            taken.append(time.perf_counter() - start)
+    gradient = statistics.median(gradients)
+    return [
+        (gradient, statistics.median(taken), state_bytes(optimizer))
+        for optimizer, taken in zip(optimizers, steps, strict=True)
+    ]
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """The memory of an optimizer's state."""
+    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    return sum(value.nbytes for value in tensors)

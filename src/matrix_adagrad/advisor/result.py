@@ -1,0 +1,218 @@
+"""What a race has shown: who is better than whom, by how much, and whether that is more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matrix_adagrad.advisor.candidates import Candidate
+from matrix_adagrad.intervals import Interval, interval
+from matrix_adagrad.text import columns
+
+__all__ = ["MARGIN", "Outcome", "Result", "Run", "Standing"]
+
+MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
+NO_DIFFERENCE, SMALL = "no difference", "within 1 %"
+GOOD = 0.25  # a learning rate is good if it loses at most so much of the way that the best one has come
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: the loss at each step, what it would be judged by at the start, and at the end (infinite if astray)."""
+
+    losses: tuple[float, ...]
+    start: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a candidate did: at each rung of its tuning the runs by learning rate, and the runs with the chosen one."""
+
+    candidate: Candidate
+    lr: float
+    rungs: tuple[dict[float, Run], ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> str:
+        """The candidate's."""
+        return self.candidate.name
+
+    @property
+    def score(self) -> float:
+        """The mean over seeds; lower is better."""
+        return statistics.fmean(run.score for run in self.runs)
+
+    @property
+    def good(self) -> tuple[float, float]:
+        """The range of learning rates that are about as good as the best one, after an eighth of the steps."""
+        first = self.rungs[0]
+        lrs, best = list(first), min(first.values(), key=lambda run: run.score)
+        limit = best.score + GOOD * max(0.0, best.start - best.score)
+        low = high = min(range(len(lrs)), key=lambda i: first[lrs[i]].score)
+        while low > 0 and first[lrs[low - 1]].score <= limit:
+            low -= 1
+        while high < len(lrs) - 1 and first[lrs[high + 1]].score <= limit:
+            high += 1
+        return lrs[low], lrs[high]
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether the chosen rate is the lowest or the highest that was tried: a better one may lie beyond."""
+        return not self.candidate.lrs[0] < self.lr < self.candidate.lrs[-1]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a candidate stands to the best one.
+
+    ``difference`` is the mean of its scores minus the best one's over the same seeds, with its 95 % interval; and
+    ``verdict`` is ``"best"``, ``"no difference"`` if the interval has 0 in it, ``"within 1 %"`` of the best
+    loss, ``"worse"`` or ``"failed"``.
+    """
+
+    outcome: Outcome
+    difference: Interval
+    verdict: str
+    gradient_seconds: float
+    step_seconds: float
+    state_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The candidate's."""
+        return self.outcome.name
+
+    @property
+    def is_level(self) -> bool:
+        """Whether nothing shows that it is worse than the best."""
+        return self.verdict in ("best", NO_DIFFERENCE, SMALL)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A race that is over. ``standings`` are in the order of the mean scores, the best first."""
+
+    standings: tuple[Standing, ...]
+    steps: int
+    present: str | None
+
+    @classmethod
+    def of(
+        cls, outcomes: Sequence[Outcome], costs: Sequence[tuple[float, float, int]], steps: int, present: str | None
+    ) -> Result:
+        """Compare outcomes with each other; ``costs`` are seconds of a gradient and of a step, and bytes of state."""
+        best = min(outcomes, key=lambda one: one.score)
+        if math.isinf(best.score):
+            raise RuntimeError("every candidate went astray at every learning rate: is the loss finite at the start?")
+        standings = []
+        for one, cost in zip(outcomes, costs, strict=True):
+            pairs = zip(one.runs, best.runs, strict=True)
+            difference = interval([mine.score - theirs.score for mine, theirs in pairs])
+            standings.append(Standing(one, difference, _verdict(one, best, difference), *cost))
+        return cls(tuple(sorted(standings, key=lambda one: one.outcome.score)), steps, present)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The candidates' outcomes, the best first."""
+        return tuple(one.outcome for one in self.standings)
+
+    @property
+    def best(self) -> Standing:
+        """The one with the lowest mean score."""
+        return self.standings[0]
+
+    @property
+    def chosen(self) -> Standing:
+        """The one to use: the least state among those that are level with the best and that a plan can be made of."""
+        level = [one for one in self.standings if one.is_level and one.outcome.candidate.geometries is not None]
+        possible = level or [one for one in self.standings if one.outcome.candidate.geometries is not None]
+        if not possible:
+            raise ValueError("no candidate of this race has geometries that a plan could be made of")
+        return min(possible, key=lambda one: (one.state_bytes if level else 0, one.outcome.score))
+
+    def __getitem__(self, name: str) -> Standing:
+        for one in self.standings:
+            if one.name == name:
+                return one
+        raise KeyError(f"no candidate {name!r}: there are {', '.join(one.name for one in self.standings)}")
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """The standings, for a terminal."""
+        header = (
+            "candidate",
+            "loss",
+            "behind the best by",
+            "",
+            "lr",
+            "good lr",
+            "ms a step",
+            "of it optimizer",
+            "state",
+        )
+        rows = [
+            (
+                ("→ " if one is self.chosen else "  ") + one.name + " (now)" * (one.name == self.present),
+                f"{one.outcome.score:.4g}",
+                "" if one is self.best or one.verdict == "failed" else str(one.difference),
+                one.verdict,
+                f"{one.outcome.lr:.2g}" + "!" * one.outcome.is_at_edge,
+                "{:.2g} – {:.2g}".format(*one.outcome.good),
+                f"{1e3 * (one.gradient_seconds + one.step_seconds):.3g}",
+                f"{1e3 * one.step_seconds:.2g}",
+                size(one.state_bytes),
+            )
+            for one in self.standings
+        ]
+        return columns(header, rows, left=(0, 2, 3))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with every number but the curves."""
+        return {
+            "steps": self.steps,
+            "chosen": self.chosen.name,
+            "standings": [
+                {
+                    "candidate": one.name,
+                    "verdict": one.verdict,
+                    "score": one.outcome.score,
+                    "scores": [run.score for run in one.outcome.runs],
+                    "difference": [one.difference.mean, one.difference.low, one.difference.high],
+                    "lr": one.outcome.lr,
+                    "good_lr": list(one.outcome.good),
+                    "tuning": [{f"{lr:.6g}": run.score for lr, run in rung.items()} for rung in one.outcome.rungs],
+                    "gradient_seconds": one.gradient_seconds,
+                    "step_seconds": one.step_seconds,
+                    "state_bytes": one.state_bytes,
+                }
+                for one in self.standings
+            ],
+        }
+
+
+def size(count: int) -> str:
+    """Bytes as they are read.
+
+    >>> size(999), size(25_600), size(3_200_000_000)
+    ('999 B', '25.6 kB', '3.2 GB')
+    """
+    value, units = float(count), ("B", "kB", "MB", "GB", "TB")
+    power = min(len(units) - 1, max(0, math.floor(math.log10(max(1, count)) / 3)))
+    return f"{value / 1000**power:.3g} {units[power]}"
+
+
+def _verdict(one: Outcome, best: Outcome, difference: Interval) -> str:
+    if one is best:
+        return "best"
+    if math.isinf(one.score):
+        return "failed"
+    if not difference.is_positive:
+        return NO_DIFFERENCE
+    return SMALL if difference.mean <= MARGIN * abs(best.score) else "worse"

@@ -1,0 +1,1 @@
+"""Reports: what one consists of (`document`), its pictures (`pictures`), and its page (`page`)."""

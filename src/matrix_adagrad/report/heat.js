@@ -1,0 +1,96 @@
+// Side by side on a wide screen, one under the other on a phone: the part of the drawing that each grid has, with room for
+// titles and axes between them.
+function domainsOf(chart, count, margin) {
+  const stacked = phone.matches && !printing;
+  const { width, height } = printing ? PAPER : { width: chart.plot.clientWidth, height: chart.plot.clientHeight };
+  const room = stacked ? 104 / (height - margin.t - margin.b) : 76 / (width - margin.l - margin.r);
+  const size = (1 - room * (count - 1)) / count;
+  return Array.from({ length: count }, (_, i) => {
+    const from = i * (size + room);
+    return stacked ? { x: [0, 1], y: [1 - from - size, 1 - from] } : { x: [from, from + size], y: [0, 1] };
+  });
+}
+
+// What has no room ends in dots: a letter is about seven pixels wide.
+function cut(text, pixels) {
+  const most = Math.max(4, Math.floor(pixels / 7));
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+// Few rows or columns are all named.
+function gridAxis(axis, range, title) {
+  const at = axis.places.length > 8 || axis.log ? {} : { tickmode: "array", tickvals: axis.places, ticktext: axis.places.map(short) };
+  return { ...axisLayout(axis.log, axis.log ? range.map(Math.log10) : range, title, false), showgrid: false, showline: false, ...at };
+}
+
+// The colours of a logarithmic scale are those of the exponents.
+function colourTicks([low, high], log) {
+  if (!log) return { nticks: 6, exponentformat: "power" };
+  const { tickvals, ticktext, dtick } = logTicks([low, high], false);
+  if (tickvals) return { tickmode: "array", tickvals: tickvals.map(Math.log10), ticktext };
+  const step = dtick ? dtick : (high - low) / 4;
+  const first = dtick ? Math.ceil(low) : low;
+  const exponents = [];
+  for (let at = first; at <= high + 1e-9; at += step) exponents.push(at);
+  const named = (at) => (dtick ? `10<sup>${at}</sup>` : short(10 ** at));
+  return { tickmode: "array", tickvals: exponents, ticktext: exponents.map(named) };
+}
+
+function gridTrace(figure, grid, log, i) {
+  const number = i ? i + 1 : "";
+  const note = (value, row, column) => [
+    `${grid.x.label} ${short(grid.x.places[column])}`, `${grid.y.label} ${short(grid.y.places[row])}`,
+    value === null ? "no value" : `${figure.scale} ${short(value)}`,
+  ].map(plain).join("<br>");
+  const colour = (value) => (log ? (value > 0 ? Math.log10(value) : null) : value);
+  return {
+    type: "heatmap", x: grid.x.edges, y: grid.y.edges, xaxis: `x${number}`, yaxis: `y${number}`, coloraxis: "coloraxis",
+    z: grid.values.map((row) => row.map(colour)), text: grid.values.map((row, r) => row.map((value, c) => note(value, r, c))),
+    hovertemplate: "%{text}<extra></extra>",
+  };
+}
+
+function heatDrawing(chart) {
+  const { figure, logs } = chart;
+  const { grids, limits } = figure.panels[chart.panel];
+  const { ink, muted, gap } = theme();
+  const range = logs.z ? limits.log.map(Math.log10) : limits.linear;
+  const margin = { l: 44, r: 12, t: grids.some((grid) => grid.title) ? 44 : 24, b: 104 };
+  const domains = domainsOf(chart, grids.length, margin);
+  const layout = {
+    ...baseLayout(false), margin, plot_bgcolor: gap, hovermode: "closest", annotations: [],
+    coloraxis: { colorscale: "Viridis", cmin: range[0], cmax: range[1], colorbar: {
+      orientation: "h", thickness: 12, len: phone.matches && !printing ? 1 : 0.5, outlinewidth: 0, x: 0, xanchor: "left", xpad: 0,
+      y: 0, yref: "container", yanchor: "bottom", ypad: 0, ticks: "outside", ticklen: 4, tickcolor: muted,
+      ...colourTicks(range, logs.z),
+    } },
+    // Another plate is another matrix: no zoom outlives it.
+    uirevision: `${chart.panel}`,
+  };
+  const width = (printing ? PAPER.width : chart.plot.clientWidth) - margin.l - margin.r;
+  const line = (text, x, y, yshift, color, room) => ({
+    text: plain(cut(text, room)), x, y, yshift, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom",
+    showarrow: false, align: "left", borderpad: 0, font: { size: 12.5, color },
+  });
+  // Plotly would set the title of this bar into its colours.
+  layout.annotations.push(line(figure.scale, 0, 0, 36 - margin.b, ink, width));
+  grids.forEach((grid, i) => {
+    const { x, y } = domains[i];
+    const number = i ? i + 1 : "";
+    const across = [grid.x.edges[0], grid.x.edges.at(-1)], down = [grid.y.edges.at(-1), grid.y.edges[0]];
+    layout[`xaxis${number}`] = { ...gridAxis(grid.x, across, grid.x.label), domain: x, anchor: `y${number}` };
+    layout[`yaxis${number}`] = { ...gridAxis(grid.y, down, ""), domain: y, anchor: `x${number}` };
+    const room = (x[1] - x[0]) * width;
+    // The name of the vertical axis stands above it, as those of curves do.
+    layout.annotations.push(line(grid.title, x[0], y[1], 19, ink, room), line(grid.y.label, x[0], y[1], 1, muted, room));
+  });
+  return [grids.map((grid, i) => gridTrace(figure, grid, logs.z, i)), layout];
+}
+
+// A matrix reads best as one.
+function heatNumbers(panel) {
+  return panel.grids.map((grid) => ({
+    title: grid.title, head: [`${grid.y.label} ↓  ${grid.x.label} →`, ...grid.x.places.map(short)],
+    rows: grid.values.map((row, r) => [short(grid.y.places[r]), ...row.map(short)]),
+  }));
+}
