@@ -221,7 +221,8 @@ def _gradient(param: Tensor) -> Tensor | None:
 
 def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     found = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, Iterable) else []
+    # A wrapper that is an optimizer by name only, such as Accelerate's, runs no hooks: what it wraps does.
+    found = [one if hasattr(one, "_optimizer_step_pre_hooks") else getattr(one, "optimizer", None) for one in found]
     if not found or not all(isinstance(one, Optimizer) for one in found):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several, got {given!r}")
-    # A wrapper that never became an optimizer itself, such as Accelerate's, has no hooks: what it steps has them.
-    return [one if hasattr(one, "_optimizer_step_pre_hooks") else getattr(one, "optimizer", one) for one in found]
+    return found

@@ -55,6 +55,10 @@ class Report:
         ]
         return columns((*header, "update", ""), rows, left=(0, 1, 9))
 
+    def scalars(self) -> dict[str, float]:
+        """The numbers that curves can be drawn of, as ``"participation/rows/name of the parameter"``."""
+        return {f"{key}/{one.name}": value for one in self.portraits for key, value in one.scalars().items()}
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with every number."""
         return {one.name: one.to_dict() for one in self.portraits}
@@ -65,9 +69,8 @@ class Report:
 
     def write(self, writer: ScalarWriter, step: int | None = None) -> None:
         """Write the numbers as scalars: ``report.write(SummaryWriter(), step)`` for TensorBoard."""
-        for one in self.portraits:
-            for key, value in one.scalars().items():
-                writer.add_scalar(f"{key}/{one.name}", value, step)
+        for key, value in self.scalars().items():
+            writer.add_scalar(key, value, step)
 
 
 def _oddities(one: Portrait) -> str:
