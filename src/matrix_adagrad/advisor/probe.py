@@ -220,7 +220,7 @@ def _gradient(param: Tensor) -> Tensor | None:
 
 
 def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
-    found = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, Iterable) else []
+    found: list[Any] = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, Iterable) else []
     # A wrapper that is an optimizer by name only, such as Accelerate's, runs no hooks: what it wraps does.
     found = [one if hasattr(one, "_optimizer_step_pre_hooks") else getattr(one, "optimizer", None) for one in found]
     if not found or not all(isinstance(one, Optimizer) for one in found):

@@ -18,6 +18,8 @@ except ImportError as error:
 
 __all__ = ["ProbeCallback"]
 
+_REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
+
 
 class ProbeCallback(TrainerCallback):
     """A `Probe` for the length of a training, whose numbers go where the trainer reports to.
@@ -71,7 +73,7 @@ class ProbeCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if scalars := self._recorder.scalars(state.global_step):
             for callback in self._trainer.callback_handler.callbacks:
-                if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())):
+                if isinstance(callback, _REPORTERS):
                     callback.on_log(args, state, control, **{**kwargs, "logs": dict(scalars)})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
