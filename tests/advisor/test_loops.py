@@ -144,3 +144,34 @@ def test_steps_inside_of_the_backward_pass_are_seen(expected):
         for t in range(6):
             loss_of(model, t).backward()
     assert probe.report().to_dict() == expected
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer by name only, as Accelerate makes it."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        return self.optimizer.step()
+
+    def zero_grad(self):
+        return self.optimizer.zero_grad()
+
+
+def test_a_wrapper_is_seen_by_what_it_wraps(expected):
+    model = Network()
+    assert probed(model, Wrapper(adagrad(model))).to_dict() == expected
+    with pytest.raises(TypeError, match="optimizer must be a torch.optim.Optimizer"):
+        Probe(model, Wrapper(None))
+
+
+def test_a_parameter_that_two_optimizers_step_in_turn_is_seen_at_all_steps():
+    model = Network()
+    both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.out.parameters(), lr=0.01)]
+    with Probe(model, both, every=1) as probe:
+        for t in range(6):
+            train(model, both[t % 2], steps=1, start=t)
+    report = probe.report()
+    assert [one.steps for one in report] == [one.observed for one in report] == [3, 3, 3, 6, 6]
+    assert len(report.portraits) == 5

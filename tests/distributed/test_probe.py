@@ -1,5 +1,7 @@
 """A probe of sharded parameters tells, without a word between machines until it is asked, what one machine would."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -93,6 +95,24 @@ def unfinished_sum():
 
 def test_a_gradient_that_is_a_sum_yet_to_be_taken_is_seen_as_the_sum(ranks):
     assert ranks.run(4, unfinished_sum) == pytest.approx([1.0] * 4)
+
+
+def broken_on_one_machine():
+    mesh = mesh_of((4,))
+    param = Parameter(shared_out(random((8, 4), 0), mesh, [Shard(0)]))
+    optimizer = torch.optim.SGD([param], lr=0.0)
+    with Probe(nn.ParameterList([param]), optimizer, every=1) as probe:
+        for bad in (1.0, math.nan, 1.0):
+            grad = torch.ones(8, 4)
+            grad[3] *= bad
+            param.grad = shared_out(grad, mesh, [Shard(0)])
+            optimizer.step()
+    one = probe.report()["0"]
+    return one.observed, one.broken, one.dead, math.isfinite(one.gradients["row"])
+
+
+def test_what_is_broken_on_one_machine_is_broken_for_all(ranks):
+    assert ranks.run(4, broken_on_one_machine) == [(3, 1, 0, True)] * 4
 
 
 def zero_redundancy():

@@ -20,7 +20,7 @@ if "INTEGRATIONS" not in os.environ:
     pytest.skip("it imports Lightning and Transformers: make test-integrations", allow_module_level=True)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-pytestmark = pytest.mark.filterwarnings("ignore:::(lightning|pytorch_lightning|transformers|accelerate|tensorboard)")
+pytestmark = pytest.mark.filterwarnings("ignore:::(lightning|pytorch_lightning)")
 VOCABULARY, LENGTH, BATCH, STEPS = 40, 12, 4, 8
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 

@@ -62,7 +62,7 @@ class Portrait:
         dead: rows that had no gradient at any observed step.
         exploding: rows whose energy a step was late in the run over 100 times what it was early.
         broken: observed steps whose gradient, or the sum of its squares, was infinite or not a number. They count
-            nowhere else.
+            nowhere else (of a sharded parameter: what lies on the machines where it was so).
     """
 
     name: str

@@ -224,5 +224,5 @@ def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     # A wrapper that is an optimizer by name only, such as Accelerate's, runs no hooks: what it wraps does.
     found = [one if hasattr(one, "_optimizer_step_pre_hooks") else getattr(one, "optimizer", None) for one in found]
     if not found or not all(isinstance(one, Optimizer) for one in found):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several, got {given!r}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(given).__name__}")
     return found

@@ -53,7 +53,7 @@ class ProbeCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.report = None
-        self._recorder.begin(pl_module, trainer.optimizers)
+        self._recorder.begin(pl_module, trainer.optimizers, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if scalars := self._recorder.scalars(trainer.global_step):

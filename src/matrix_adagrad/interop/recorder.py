@@ -48,16 +48,17 @@ class Recorder:
         self.probe: Probe | None = None
         self._logged = 0
 
-    def begin(self, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer]) -> None:
-        """Look from now on, and forget an earlier run."""
+    def begin(self, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], step: int = 0) -> None:
+        """Look from now on, after so many steps, and forget an earlier run."""
         self.stop()
         self.probe = Probe(model, optimizer, every=self.every)
         self.probe.attach()
-        self._logged = 0
+        self._logged = step
 
     def scalars(self, step: int) -> dict[str, float]:
         """The numbers to log after this step, by name: none at most steps. All machines must call it together."""
-        if self.probe is None or step == self._logged or step % self.log_every:
+        # Several optimizers may take several steps between two calls.
+        if self.probe is None or step // self.log_every == self._logged // self.log_every:
             return {}
         self._logged = step
         return self.probe.report().scalars()

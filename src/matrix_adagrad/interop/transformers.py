@@ -68,7 +68,7 @@ class ProbeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.report = None
-        self._recorder.begin(self._trainer.model, self._trainer.optimizer)
+        self._recorder.begin(self._trainer.model, self._trainer.optimizer, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if scalars := self._recorder.scalars(state.global_step):
