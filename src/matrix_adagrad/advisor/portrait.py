@@ -63,6 +63,19 @@ class Portrait:
         exploding: rows whose energy a step was late in the run over 100 times what it was early.
         broken: observed steps whose gradient, or the sum of its squares, was infinite or not a number. They count
             nowhere else (of a sharded parameter: what lies on the machines where it was so).
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrix_adagrad.advisor import Probe
+        >>> table = nn.Embedding.from_pretrained(torch.ones(4, 9), freeze=False)
+        >>> optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        >>> with Probe(table, optimizer, every=1) as probe:
+        ...     table(torch.tensor([2])).sum().backward()
+        ...     optimizer.step()
+        >>> one = probe.report()["weight"]
+        >>> one.rows.participation, one.agreement["row"], one.bound["row"]
+        (0.25, 1.0, 9.0)
     """
 
     name: str

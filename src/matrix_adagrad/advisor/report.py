@@ -23,7 +23,24 @@ class ScalarWriter(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """A portrait of every parameter, by its name."""
+    """A portrait of every parameter, by its name.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrix_adagrad.advisor import Probe
+        >>> model = nn.Linear(3, 2, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        >>> with Probe(model, optimizer, every=1) as probe:
+        ...     model(torch.tensor([[1.0, 0.0, 0.0]])).sum().backward()
+        ...     optimizer.step()
+        >>> report = probe.report()
+        >>> print(report)
+        parameter  shape  rows used  columns  entries  one scale a row  a column  for all   update
+        weight     2×3         100%      33%      33%             0.58      1.00     0.58  0.0e+00
+        >>> report["weight"].gradients["row"], report["weight"].columns.silent
+        (2.0, 0.6666666666666666)
+    """
 
     portraits: tuple[Portrait, ...]
 
