@@ -83,7 +83,7 @@ def try_task(name: str) -> dict[str, Any]:
     full = race.result(outcomes)
     chosen = advice.race.chosen.outcome
     as_planned = [run.score for run in race.runs(chosen.candidate, chosen.lr)]
-    outside = {}
+    outside: dict[str, list[float] | str] = {}
     for one in references():
         try:
             outside[one.name] = [run.score for run in race.train(one).runs]

@@ -1,0 +1,141 @@
+"""The tables of `benchmarks.advice`, from what its runs left behind, and their place in docs/advisor.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.pages import DOCS, put, table
+from matrix_adagrad.intervals import Interval, interval
+
+__all__ = ["publish", "text"]
+
+LEVEL = ("best", "no difference", "within 1 %")
+OUTSIDE = ("Adam", "SGD", "Adafactor", "Muon")
+
+Found = dict[str, Any]
+
+
+def publish(found: Sequence[Found]) -> None:
+    """Exchange the tables of the page."""
+    put(DOCS / "advisor.md", {"advice": lambda: text(found)})
+
+
+def text(found: Sequence[Found]) -> str:
+    """All tables, with the sentences that sum them up."""
+    right = [one for one in found if _chosen(one)["verdict"] in LEVEL]
+    costs = [_behind(_chosen(one), _best(one)) for one in found if one not in right]
+    largest = f" The others cost {_percent(min(costs))} to {_percent(max(costs))} of the best loss." if costs else ""
+    versions = ", ".join(sorted({f"torch {one['torch']}" for one in found}))
+    minutes = statistics.median(one["advised_seconds"] for one in found) / 60
+    return "\n\n".join(
+        (
+            f"On {len(right)} of {len(found)} tasks the chosen candidate was level with the best one at full "
+            f"length.{largest} A piece of advice took {minutes:.1f} minutes in the median, on one core ({versions}).",
+            _choices(found),
+            "Outside optimizers at full length, each with its own learning rate, tuned in the same way: by how much of "
+            "the loss of the best candidate they end above it (+) or below it (−). Bold: the paired 95 % interval has "
+            "no 0 in it.",
+            _references(found),
+            "What the probe's statistics would have chosen: how often the geometry that they speak for, taken for the "
+            "whole model, was level with the best of the four at full length, over tasks and both families; and what "
+            "it cost on average.",
+            _predictions(found),
+        )
+    )
+
+
+def _choices(found: Sequence[Found]) -> str:
+    rows = []
+    for one in found:
+        chosen, best = _chosen(one), _best(one)
+        seen = statistics.fmean(one["as_planned"])
+        rows.append(
+            [
+                one["task"],
+                chosen["candidate"],
+                best["candidate"],
+                f"{best['score']:.4g}",
+                "–" if chosen is best else f"{_percent(_behind(chosen, best))} ({chosen['verdict']})",
+                _percent((seen - best["score"]) / abs(best["score"])),
+                f"{chosen['state_bytes'] / best['state_bytes']:.2g}",
+            ]
+        )
+    head = [
+        "task",
+        "the advice",
+        "best at full length",
+        "its loss",
+        "the advice is behind by",
+        "with the plan's lr",
+        "state",
+    ]
+    return table(head, rows)
+
+
+def _references(found: Sequence[Found]) -> str:
+    rows = []
+    for one in found:
+        best = _best(one)
+        cells = []
+        for name in OUTSIDE:
+            scores = one["outside"][name]
+            if isinstance(scores, str):
+                cells.append("not for it")
+                continue
+            if any(score is None or not math.isfinite(score) for score in scores):
+                cells.append("failed")
+                continue
+            difference = _paired(scores, best["scores"])
+            shown = _percent(difference.mean / abs(best["score"]))
+            cells.append(f"**{shown}**" if difference.low > 0 or difference.high < 0 else shown)
+        rows.append([one["task"], *cells])
+    return table(["task", *OUTSIDE], rows)
+
+
+def _predictions(found: Sequence[Found]) -> str:
+    rows = []
+    for statistic in found[0]["predictions"]:
+        level, costs = 0, []
+        for one in found:
+            for family in ("adagrad", "momentum"):
+                geometries = {name: _standing(one, f"{name} {family}") for name in ("row", "column", "entry", "whole")}
+                there = {name: standing for name, standing in geometries.items() if standing is not None}
+                best = min(there.values(), key=lambda standing: standing["score"])
+                guess = there.get(one["predictions"][statistic], there["entry"])
+                difference = _paired(guess["scores"], best["scores"])
+                cost = _behind(guess, best)
+                level += difference.low <= 0 or cost <= 0.01
+                costs.append(cost)
+        rows.append([statistic, f"{level} of {len(costs)}", _percent(statistics.fmean(costs)), _percent(max(costs))])
+    return table(["statistic", "level with the best", "mean cost", "largest"], rows)
+
+
+def _standing(one: Found, name: str) -> Found | None:
+    return next((standing for standing in one["full"]["standings"] if standing["candidate"] == name), None)
+
+
+def _chosen(one: Found) -> Found:
+    chosen = _standing(one, one["chosen"])
+    assert chosen is not None
+    return chosen
+
+
+def _best(one: Found) -> Found:
+    best: Found = one["full"]["standings"][0]
+    return best
+
+
+def _behind(standing: Found, best: Found) -> float:
+    behind: float = (standing["score"] - best["score"]) / abs(best["score"])
+    return behind
+
+
+def _paired(scores: Sequence[float], others: Sequence[float]) -> Interval:
+    return interval([mine - theirs for mine, theirs in zip(scores, others, strict=True)])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−") if math.isfinite(share) else "failed"

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from benchmarks.pages import DOCS, put, table
 from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
 from matrix_adagrad.optim.shards import statistic_layout
 
-PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+PAGE = DOCS / "scaling.md"
 
 Mesh = Sequence[int]  # the sizes of its dimensions
 
@@ -238,7 +237,7 @@ def _llama_shapes() -> str:
     ]
     total = sum(count * math.prod(shape) for _, shape, count, _ in LLAMA)
     tensors = sum(count for _, _, count, _ in LLAMA)
-    return _table(["", "tensors", "shape", "numbers"], [*rows, ["together", f"{tensors:,}", "", f"**{total:,}**"]])
+    return table(["", "tensors", "shape", "numbers"], [*rows, ["together", f"{tensors:,}", "", f"**{total:,}**"]])
 
 
 def _llama_state() -> str:
@@ -262,7 +261,7 @@ def _llama_state() -> str:
         *(states(adagrad(geometry)) for geometry in GEOMETRIES),
         *(states(momentum(geometry)) for geometry in GEOMETRIES),
     ]
-    return _table(["on the GPU that has most", *(plan.name for plan in PLANS)], rows)
+    return table(["on the GPU that has most", *(plan.name for plan in PLANS)], rows)
 
 
 def _llama_fsdp() -> str:
@@ -272,7 +271,7 @@ def _llama_fsdp() -> str:
         cells = [_bytes(moved.gathered), _bytes(moved.scattered), _bytes(moved.replicas) if moved.replicas else "–"]
         rows.append([plan.name, *cells, _bytes(moved.total), _time(moved.total / BANDWIDTH)])
     head = ["sent by each GPU", "all-gathers", "reduce-scatters", "all-reduces", "together", _at_bandwidth()]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _llama_wire() -> str:
@@ -300,7 +299,7 @@ def _llama_wire() -> str:
         _at_bandwidth(),
         f"messages, {_time(MESSAGE)} each",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _either(geometry: Geometry) -> Optimizer:
@@ -313,24 +312,24 @@ def _either(geometry: Geometry) -> Optimizer:
 TABLE, WIDTH, GPUS_PER_MACHINE, MACHINES = 10 * 10**12, 128, 8, (32, 64, 128)
 
 
-def table() -> Parameter:
+def embedding_table() -> Parameter:
     """A table of embeddings, divided by rows."""
     return Parameter((TABLE // (WIDTH * torch.float32.itemsize), WIDTH), (Shard(0),))
 
 
 def _large_table() -> str:
-    p, rows = table(), []
+    p, rows = embedding_table(), []
     for machines in MACHINES:
         mesh = (machines * GPUS_PER_MACHINE,)
         optimizers = (adagrad(Row()), adagrad(Entry()), momentum(Row()), ADAM)
         states = [state_bytes([p], optimizer, mesh) for optimizer in optimizers]
         here = [f"{machines} × {GPUS_PER_MACHINE}", f"{local_shape(p.shape, mesh, p.placements)[0]:,}"]
         rows.append([*here, _bytes(parameter_bytes([p], mesh)), *map(_bytes, states)])
-    return _table(["GPUs", "rows", "table", "AdaGrad, row", "AdaGrad, entry", "momentum, row", "Adam"], rows)
+    return table(["GPUs", "rows", "table", "AdaGrad, row", "AdaGrad, entry", "momentum, row", "Adam"], rows)
 
 
 def _large_table_is() -> str:
-    p, mesh, words = table(), (MACHINES[0] * GPUS_PER_MACHINE,), []
+    p, mesh, words = embedding_table(), (MACHINES[0] * GPUS_PER_MACHINE,), []
     for geometry in (Row(), Column()):
         size = sum(payloads([p], _either(geometry), mesh).values())
         words.append(f"by {geometry} {_bytes(size) if size else 'nothing'}")
@@ -341,7 +340,7 @@ def _large_table_is() -> str:
 
 
 def _large_table_together() -> str:
-    p, mesh = table(), (MACHINES[0] * GPUS_PER_MACHINE,)
+    p, mesh = embedding_table(), (MACHINES[0] * GPUS_PER_MACHINE,)
     held = parameter_bytes([p], mesh)
     row, entry, adam = (held + state_bytes([p], each, mesh) for each in (adagrad(Row()), adagrad(Entry()), ADAM))
     return (
@@ -397,14 +396,10 @@ def _in_symbols(cell: Callable[[Geometry, Sequence[str], tuple[Placement, ...]],
     for name, geometries in SYMBOLIC.items():
         cells = [[cell(geometry, *layout) for geometry in geometries] for layout in SYMBOLIC_LAYOUTS.values()]
         rows.append([name, *(join.join(filter(None, parts)) or "–" for parts in cells)])
-    return _table(["", *SYMBOLIC_LAYOUTS], rows)
+    return table(["", *SYMBOLIC_LAYOUTS], rows)
 
 
 # -------------------------------------------------------------------------------------------------------------- page
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 
 def _bytes(size: float) -> str:
@@ -495,21 +490,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def written(page: str) -> str:
-    """The page with its blocks made anew."""
-    block = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
-    found = [match[2] for match in block.finditer(page)]
-    if sorted(found) != sorted(BLOCKS):
-        raise SystemExit(f"the page has blocks for {', '.join(found)}; there are {', '.join(BLOCKS)}")
-    return block.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}\n{match[3]}", page)
-
-
 def main() -> None:
     """Print the tables, or put them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
     if parser.parse_args().write:
-        PAGE.write_text(written(PAGE.read_text()))
+        put(PAGE, BLOCKS)
         return
     for name, make in BLOCKS.items():
         print(f"{name}\n\n{make()}\n")

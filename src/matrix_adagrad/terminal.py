@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from matrix_adagrad.experiments.claims import Verdict
 from matrix_adagrad.experiments.factorisation import Result as Factorised
 from matrix_adagrad.experiments.reproduce import Progress
 
-__all__ = ["Watch", "painter", "tally"]
+__all__ = ["Steps", "Watch", "painter", "tally"]
 
 COLOURS = {"green": "32", "yellow": "33", "red": "31", "gray": "90"}
 
@@ -94,3 +95,28 @@ def _bar() -> Any:
         return None
     shape = "{percentage:3.0f}% |{bar}| {remaining} left{postfix}"
     return tqdm(total=0, bar_format=shape, leave=False, disable=None, dynamic_ncols=True, smoothing=0)
+
+
+class Steps:
+    """A progress bar over steps, with the time left and what is going on.
+
+    Where there is no terminal, or no tqdm, a line says so now and then.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.bar = stream, _bar()
+        self.said = -math.inf
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        """Show that so many steps of all are done, and what comes next."""
+        if self.bar is not None and not self.bar.disable:
+            self.bar.total, self.bar.n = total, done
+            self.bar.set_postfix_str(text)
+        elif time.monotonic() - self.said > 15:
+            self.said = time.monotonic()
+            print(f"{time.strftime('%H:%M:%S')}  {done:,} of {total:,} steps: {text}", file=self.stream, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.close()

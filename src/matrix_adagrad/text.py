@@ -1,10 +1,33 @@
-"""Tables of plain text, with columns that stand below one another."""
+"""Plain text: tables whose columns stand below one another, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-__all__ = ["columns"]
+__all__ = ["columns", "json_text"]
+
+
+def json_text(value: Any) -> str:
+    """A value as the text of a JSON file, with null for what is not finite, which JSON has no word for.
+
+    >>> print(json_text({"loss": math.inf}))
+    {
+     "loss": null
+    }
+    <BLANKLINE>
+    """
+    return json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

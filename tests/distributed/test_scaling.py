@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import scaling
+from benchmarks import pages, scaling
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from matrix_adagrad.optim import shards
@@ -135,13 +135,14 @@ def test_fsdp_moves_what_the_formulas_say(ranks, mesh):
 
 def test_the_page_has_the_tables_as_they_are_now():
     page = scaling.PAGE.read_text()
-    assert scaling.written(page) == page
+    assert pages.written(page, scaling.BLOCKS) == page
+    assert page.count("<!-- begin: ") == len(scaling.BLOCKS)
 
 
 def test_a_page_without_a_block_is_refused():
     page = scaling.PAGE.read_text()
-    with pytest.raises(SystemExit, match="blocks for"):
-        scaling.written(page.replace("<!-- end: table -->", ""))
+    with pytest.raises(SystemExit, match="no place for table:"):
+        pages.written(page.replace("<!-- end: table -->", ""), scaling.BLOCKS)
 
 
 def test_the_transformer_has_the_published_number_of_parameters():

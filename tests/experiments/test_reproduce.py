@@ -304,5 +304,5 @@ def test_a_watch_counts_cells_and_knows_the_best_rmse(monkeypatch):
 
 
 def test_the_experiments_of_the_command_line_are_those_of_the_plan():
-    assert set(cli.EXPERIMENTS) == {"all", *plan.EXPERIMENTS}
+    assert set(cli.reproduce.EXPERIMENTS) == {"all", *plan.EXPERIMENTS}
     assert {claim.experiment for claim in claims.CLAIMS} == set(plan.EXPERIMENTS)

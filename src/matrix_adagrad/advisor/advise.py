@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -21,10 +20,12 @@ from matrix_adagrad.advisor.race import Progress, Race
 from matrix_adagrad.advisor.result import Result, Standing, size
 from matrix_adagrad.advisor.task import Task
 from matrix_adagrad.geometry import Geometry, as_geometry
+from matrix_adagrad.text import columns, json_text
 
 __all__ = ["Advice", "advise", "by_agreement"]
 
 AGREES = 0.9  # where entries agree so well, one scale for all of them loses little
+SHOWN = 20  # parameters in a terminal
 LOOKS = 100  # of the probe, at most, in a run
 
 
@@ -38,7 +39,35 @@ class Advice:
     race: Result
 
     def __str__(self) -> str:
-        return "\n\n".join((self.race.table(), self.probe.table(), self.plan.table(), self.plan.verdict))
+        return "\n\n".join((self.race.table(), self.table(), self.plan.verdict))
+
+    def table(self) -> str:
+        """For each matrix the geometry, and what the probe saw, for a terminal."""
+        geometries = {choice.name: choice.geometry for choice in self.plan.choices}
+        matrices = [one for one in self.probe if one.is_matrix]
+        rows = [
+            (
+                one.name,
+                "×".join(map(str, one.shape)),
+                geometries[one.name],
+                *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
+                *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
+            )
+            for one in matrices[:SHOWN]
+        ]
+        header = (
+            "parameter",
+            "shape",
+            "geometry",
+            "rows used",
+            "columns",
+            "entries",
+            "a row agrees",
+            "a column",
+            "all",
+        )
+        more = f"\n… and {len(matrices) - SHOWN} more matrices" if len(matrices) > SHOWN else ""
+        return columns(header, rows, left=(0, 1, 2)) + more
 
     def to_json(self) -> str:
         """The text of a JSON file, with all numbers."""
@@ -48,7 +77,7 @@ class Advice:
             "race": self.race.to_dict(),
             "probe": self.probe.to_dict(),
         }
-        return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        return json_text(found)
 
 
 def advise(

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from matrix_adagrad.advisor.candidates import FAMILIES, make_groups, trained
 from matrix_adagrad.files import write
 from matrix_adagrad.geometry import Blocks, Geometry, as_geometry
-from matrix_adagrad.text import columns
+from matrix_adagrad.text import columns, json_text
 
 __all__ = ["Choice", "Plan"]
 
@@ -150,7 +150,7 @@ class Plan:
         if path.suffix in YAML:
             text = _yaml().safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=120)
         else:
-            text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+            text = json_text(self.to_dict())
         return write(path, text)
 
     @classmethod
@@ -183,5 +183,5 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError:
-        raise ImportError("YAML needs PyYAML: pip install pyyaml, or save the plan as .json") from None
+        raise ImportError("YAML needs PyYAML: pip install 'matrix-adagrad[advisor]', or take .json") from None
     return yaml

@@ -20,6 +20,7 @@ from matrix_adagrad.advisor.task import Batches, Task
 __all__ = ["Race", "race"]
 
 RUNGS = 3  # all learning rates for an eighth of the steps, the better half for a quarter, and half of those for half
+ALLOWED_STEPS, ALLOWED_SEEDS = range(2**RUNGS, 10**9), range(2, 16)
 TIMED = 15  # steps
 LOST = 1e3  # a loss so many times that of the start will not come back in time
 
@@ -41,7 +42,7 @@ def race(
 ) -> Result:
     """Train short runs with each candidate, and compare them.
 
-    Every candidate tries the same number of learning rates by successive halving, on a seed that is used for nothing
+    Every candidate tries the same number of learning rates by successive halving, on seeds that are used for nothing
     else, and then trains with its best rate on other seeds, where all have the same starts and the same batches.
 
     Args:
@@ -79,19 +80,20 @@ def race(
 class Race:
     """A race in parts, for who wants to decide on the way who else takes part.
 
-    The arguments are those of `race`, and ``first``, the seed on which learning rates are chosen; the others follow it.
+    The arguments are those of `race`, and ``first``: learning rates are chosen on this seed and the next one, and the
+    others follow.
     """
 
     def __init__(
         self, task: Task, *, steps: int = 200, seeds: int = 5, first: int = 0, progress: Progress | None = None
     ) -> None:
-        if steps < 2**RUNGS:
-            raise ValueError(f"steps must be at least {2**RUNGS}, got {steps}")
-        if not 2 <= seeds <= 15:
-            raise ValueError(f"seeds must be from 2 to 15, got {seeds}")
-        self.task, self.steps, self.seeds, self.first = task, steps, range(first + 1, first + 1 + seeds), first
+        for name, value, allowed in (("steps", steps, ALLOWED_STEPS), ("seeds", seeds, ALLOWED_SEEDS)):
+            if value not in allowed:
+                raise ValueError(f"{name} must be from {allowed[0]} to {allowed[-1]:,}, got {value}")
+        self.task, self.steps, self.seeds = task, steps, range(first + 2, first + 2 + seeds)
+        self.tuning = (first, first + 1)
         self.done, self.total = 0, 0
-        self._starts: dict[int, float | None] = {}  # what the untrained model of a seed is judged by
+        self._starts: dict[int, float] = {}  # what the untrained model of a seed is judged by
         self._progress = progress or (lambda *_: None)
 
     def everybody(self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM) -> list[Candidate]:
@@ -116,19 +118,19 @@ class Race:
         self.total += sum(self._cost(one) for one in candidates)
 
     def train(self, candidate: Candidate) -> Outcome:
-        """Choose a learning rate, on the first seed, and train with it on the others."""
-        rungs: list[dict[float, Run]] = []
+        """Choose a learning rate, and train with it on other seeds than those that it was chosen on."""
+        rungs: list[dict[float, float]] = []
         lrs = candidate.lrs
         for rung in range(RUNGS):
-            runs = {lr: self._try(candidate, lr, rung) for lr in lrs}
-            rungs.append(runs)
-            best_first = sorted(lrs, key=lambda lr: runs[lr].score)
+            rungs.append({lr: self._try(candidate, lr, rung) for lr in lrs})
+            best_first = sorted(lrs, key=lambda lr: rungs[-1][lr])
             lrs = tuple(sorted(best_first[: _halved(len(lrs))]))
         between = math.sqrt(candidate.lrs[1] / candidate.lrs[0])
         for lr in (best_first[0] / between, best_first[0] * between):  # the last rung once more, half a step aside
             rungs[-1][lr] = self._try(candidate, lr, RUNGS - 1)
-        lr = min(rungs[-1], key=lambda lr: rungs[-1][lr].score)
-        return Outcome(candidate, lr, tuple(rungs), self.runs(candidate, lr))
+        lr = min(rungs[-1], key=lambda lr: rungs[-1][lr])
+        start = self._starts[self.tuning[0]]
+        return Outcome(candidate, lr, start, tuple(rungs), self.runs(candidate, lr))
 
     def runs(self, candidate: Candidate, lr: float) -> tuple[Run, ...]:
         """Full runs with this learning rate, one for each seed."""
@@ -141,18 +143,21 @@ class Race:
     def watched(self, outcome: Outcome, watch: Watch) -> None:
         """The first of the runs with the chosen learning rate once more, with somebody looking on."""
         self.total += self.steps
-        self._train(outcome.candidate, outcome.lr, self.first + 1, self.steps, "the probe looks on", watch)
+        self._train(outcome.candidate, outcome.lr, self.seeds[0], self.steps, "the probe looks on", watch)
 
-    def _try(self, candidate: Candidate, lr: float, rung: int) -> Run:
-        return self._train(candidate, lr, self.first, self._steps(rung), f"lr {lr:.2g}")
+    def _try(self, candidate: Candidate, lr: float, rung: int) -> float:
+        """The score of a learning rate; the last rung, which decides, is run on two seeds."""
+        seeds = self.tuning if rung == RUNGS - 1 else self.tuning[:1]
+        runs = [self._train(candidate, lr, seed, self._steps(rung), f"lr {lr:.2g}") for seed in seeds]
+        return statistics.fmean(run.score for run in runs)
 
     def _train(
         self, candidate: Candidate, lr: float, seed: int, steps: int, what: str, watch: Watch | None = None
     ) -> Run:
         self._progress(self.done, self.total, f"{candidate.name}, {what}")
         if seed not in self._starts:
-            self._starts[seed] = judge(self.task, self.task.start(seed))
-        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, self._starts[seed], watch)
+            self._starts[seed] = judge_start(self.task, seed)
+        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, watch)
         self.done += steps
         return run
 
@@ -160,26 +165,19 @@ class Race:
         return self.steps >> (RUNGS - rung)
 
     def _cost(self, candidate: Candidate) -> int:
-        count, cost = len(candidate.lrs), 2 * self._steps(RUNGS - 1)
-        for rung in range(RUNGS):
+        count, cost = len(candidate.lrs), len(self.seeds) * self.steps
+        for rung in range(RUNGS - 1):
             cost += count * self._steps(rung)
             count = _halved(count)
-        return cost + len(self.seeds) * self.steps
+        return cost + len(self.tuning) * (count + 2) * self._steps(RUNGS - 1)
 
 
 def _halved(count: int) -> int:
     return max(1, count // 2)
 
 
-def train(
-    task: Task,
-    make: Callable[[nn.Module], Optimizer],
-    seed: int,
-    steps: int,
-    start: float | None = None,
-    watch: Watch | None = None,
-) -> Run:
-    """One run from the start of a seed, which was judged ``start``; a run that goes astray has an infinite score."""
+def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: int, watch: Watch | None = None) -> Run:
+    """One run from the start of a seed; one that goes astray is broken off, with an infinite score."""
     model = task.start(seed)
     optimizer = make(model)
     losses: list[float] = []
@@ -191,11 +189,19 @@ def train(
             optimizer.step()
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]) or losses[-1] > LOST * max(abs(losses[0]), 1e-30):
-                return Run(tuple(losses), losses[0] if start is None else start, math.inf)
+                return Run(tuple(losses), math.inf)
     score = judge(task, model)
     if score is None:
         score = statistics.fmean(losses[-max(1, steps // 4) :])
-    return Run(tuple(losses), losses[0] if start is None else start, score if math.isfinite(score) else math.inf)
+    return Run(tuple(losses), score if math.isfinite(score) else math.inf)
+
+
+@torch.no_grad()
+def judge_start(task: Task, seed: int) -> float:
+    """What a run that learns nothing would be judged by, or about that."""
+    model = task.start(seed)
+    score = judge(task, model)
+    return float(task.loss(model, next(task.stream(seed, 1)))) if score is None else score
 
 
 @torch.no_grad()

@@ -12,29 +12,37 @@ from matrix_adagrad.advisor.candidates import Candidate
 from matrix_adagrad.intervals import Interval, interval
 from matrix_adagrad.text import columns
 
-__all__ = ["MARGIN", "Outcome", "Result", "Run", "Standing"]
+__all__ = ["MARGIN", "AstrayError", "Outcome", "Result", "Run", "Standing"]
 
 MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
+CLOSE = 0.02  # of the best loss: what is farther away is not chosen, even if noise may be the reason
 NO_DIFFERENCE, SMALL = "no difference", "within 1 %"
 GOOD = 0.25  # a learning rate is good if it loses at most so much of the way that the best one has come
 
 
+class AstrayError(RuntimeError):
+    """No candidate trained the model."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """One run: the loss at each step, what it would be judged by at the start, and at the end (infinite if astray)."""
+    """One run: the loss at each step, and what it is judged by at the end, infinite if it went astray."""
 
     losses: tuple[float, ...]
-    start: float
     score: float
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a candidate did: at each rung of its tuning the runs by learning rate, and the runs with the chosen one."""
+    """What a candidate did: at each rung of its tuning the scores by learning rate, and its runs with the best one.
+
+    ``start`` is the score of the model before the first step.
+    """
 
     candidate: Candidate
     lr: float
-    rungs: tuple[dict[float, Run], ...]
+    start: float
+    rungs: tuple[dict[float, float], ...]
     runs: tuple[Run, ...]
 
     @property
@@ -51,12 +59,12 @@ class Outcome:
     def good(self) -> tuple[float, float]:
         """The range of learning rates that are about as good as the best one, after an eighth of the steps."""
         first = self.rungs[0]
-        lrs, best = list(first), min(first.values(), key=lambda run: run.score)
-        limit = best.score + GOOD * max(0.0, best.start - best.score)
-        low = high = min(range(len(lrs)), key=lambda i: first[lrs[i]].score)
-        while low > 0 and first[lrs[low - 1]].score <= limit:
+        lrs, best = list(first), min(first.values())
+        limit = best + GOOD * max(0.0, self.start - best)
+        low = high = lrs.index(min(first, key=lambda lr: first[lr]))
+        while low > 0 and first[lrs[low - 1]] <= limit:
             low -= 1
-        while high < len(lrs) - 1 and first[lrs[high + 1]].score <= limit:
+        while high < len(lrs) - 1 and first[lrs[high + 1]] <= limit:
             high += 1
         return lrs[low], lrs[high]
 
@@ -108,7 +116,7 @@ class Result:
         """Compare outcomes with each other; ``costs`` are seconds of a gradient and of a step, and bytes of state."""
         best = min(outcomes, key=lambda one: one.score)
         if math.isinf(best.score):
-            raise RuntimeError("every candidate went astray at every learning rate: is the loss finite at the start?")
+            raise AstrayError("every candidate went astray at every learning rate: is the loss finite at the start?")
         standings = []
         for one, cost in zip(outcomes, costs, strict=True):
             pairs = zip(one.runs, best.runs, strict=True)
@@ -128,12 +136,16 @@ class Result:
 
     @property
     def chosen(self) -> Standing:
-        """The one to use: the least state among those that are level with the best and that a plan can be made of."""
-        level = [one for one in self.standings if one.is_level and one.outcome.candidate.geometries is not None]
-        possible = level or [one for one in self.standings if one.outcome.candidate.geometries is not None]
+        """The one to use: the least state among those that are level with the best of which a plan can be made.
+
+        Where runs differ much from seed to seed, level may be far apart: what is behind by over 2 % does not count.
+        """
+        possible = [one for one in self.standings if one.outcome.candidate.geometries is not None]
         if not possible:
             raise ValueError("no candidate of this race has geometries that a plan could be made of")
-        return min(possible, key=lambda one: (one.state_bytes if level else 0, one.outcome.score))
+        close = CLOSE * abs(possible[0].outcome.score)
+        level = [one for one in possible if one.is_level and one.outcome.score - possible[0].outcome.score <= close]
+        return min(level, key=lambda one: one.state_bytes, default=possible[0])
 
     def __getitem__(self, name: str) -> Standing:
         for one in self.standings:
@@ -187,7 +199,7 @@ class Result:
                     "difference": [one.difference.mean, one.difference.low, one.difference.high],
                     "lr": one.outcome.lr,
                     "good_lr": list(one.outcome.good),
-                    "tuning": [{f"{lr:.6g}": run.score for lr, run in rung.items()} for rung in one.outcome.rungs],
+                    "tuning": [{f"{lr:.6g}": score for lr, score in rung.items()} for rung in one.outcome.rungs],
                     "gradient_seconds": one.gradient_seconds,
                     "step_seconds": one.step_seconds,
                     "state_bytes": one.state_bytes,

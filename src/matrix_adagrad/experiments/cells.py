@@ -29,7 +29,7 @@ __all__ = ["Cell", "Store", "code", "fingerprint", "run"]
 
 # What a cell's result cannot depend on; the experiments' own modules count for their own cells only.
 APART = (
-    *("cli.py", "terminal.py", "__main__.py", "files.py", "intervals.py"),
+    *("cli/", "text.py", "terminal.py", "__main__.py", "files.py", "intervals.py"),
     *("advisor/", "bench/", "experiments/", "interop/", "report/"),
 )
 SHARED = ("data", "regret")  # modules of the experiments that other ones use

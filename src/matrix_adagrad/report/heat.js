@@ -26,14 +26,18 @@ function gridAxis(axis, range, title) {
 // The colours of a logarithmic scale are those of the exponents.
 function colourTicks([low, high], log) {
   if (!log) return { nticks: 6, exponentformat: "power" };
-  const { tickvals, ticktext, dtick } = logTicks([low, high], false);
-  if (tickvals) return { tickmode: "array", tickvals: tickvals.map(Math.log10), ticktext };
-  const step = dtick ? dtick : (high - low) / 4;
-  const first = dtick ? Math.ceil(low) : low;
+  const { tickvals, dtick } = logTicks([low, high], false);
+  // The bar is short: 0.000002 would run into its neighbour.
+  const brief = (value) => {
+    const power = Number(short(value)).toExponential();
+    return power.length < short(value).length ? power : short(value);
+  };
+  if (tickvals) return { tickmode: "array", tickvals: tickvals.map(Math.log10), ticktext: tickvals.map(brief) };
+  const step = dtick ?? (high - low) / 3;
   const exponents = [];
-  for (let at = first; at <= high + 1e-9; at += step) exponents.push(at);
-  const named = (at) => (dtick ? `10<sup>${at}</sup>` : short(10 ** at));
-  return { tickmode: "array", tickvals: exponents, ticktext: exponents.map(named) };
+  for (let at = dtick ? Math.ceil(low) : low; at <= high + 1e-9; at += step) exponents.push(at);
+  const ticktext = exponents.map((at) => (dtick ? `10<sup>${at}</sup>` : brief(10 ** at)));
+  return { tickmode: "array", tickvals: exponents, ticktext };
 }
 
 function gridTrace(figure, grid, log, i) {

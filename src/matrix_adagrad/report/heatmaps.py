@@ -21,13 +21,14 @@ __all__ = ["canvas"]
 
 MOST = 12  # plates in a picture: more of them would be a poster
 FEW = 8  # rows or columns that are all named
+WIDTHS = (6.6, 10.2)  # of a picture with one grid in each row, or two
 
 
 def canvas(heat: HeatMap, quick: bool) -> Any:
     """The first plates, with a note if there are more."""
     plates = heat.plates[:MOST]
     columns = max(len(plate.grids) for plate in plates)
-    width = (6.6, 10.2)[columns - 1]
+    width = WIDTHS[columns - 1]
     title = wrapped(heat.title, width)
     height = 2.7 * len(plates) + 0.3 * title.count("\n") + 0.7
     engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
@@ -50,7 +51,7 @@ def _plate(cells: Sequence[Any], heat: HeatMap, index: int, quick: bool) -> None
             cell.set_title("QUICK RUN", loc="right", color=LIGHT.alert, fontweight="bold")
     for cell in cells[len(plate.grids) :]:
         cell.set_axis_off()
-    name = panel_title(heat, index)
+    name = wrapped(panel_title(heat, index), WIDTHS[len(cells) - 1])
     cells[0].set_title(plain("\n".join(filter(None, (name, plate.grids[0].title)))), loc="left", color=LIGHT.ink)
     bar = cells[0].figure.colorbar(colours, ax=list(cells), label=plain(heat.scale), pad=0.02)
     bar.outline.set_visible(False)

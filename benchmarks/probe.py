@@ -1,0 +1,115 @@
+"""What the advisor's probe costs: the time of training with it over the time without it, and its memory.
+
+    python -m benchmarks.probe [--write]
+
+Stretches of the same training loop with and without the probe in turn; ratios of medians, with the quartiles of the
+ratios of neighbouring stretches. ``--write`` puts the table into docs/advisor.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from benchmarks.pages import DOCS, put, table
+from matrix_adagrad import MatrixAdaGrad, RowAdaGrad, RowMomentum
+from matrix_adagrad.advisor import Probe
+from matrix_adagrad.experiments.gpt import GPT
+
+SECONDS = 0.4  # of a stretch
+Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
+
+
+def small_layers() -> Loop:
+    """40 layers of 64 × 64, batches of 32: little to compute, much to look at."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40)))
+    x = torch.randn(32, 64)
+    return model, MatrixAdaGrad(model.parameters(), lr=1e-3, geometry="row"), lambda: model(x).square().mean()
+
+
+def wide_layer() -> Loop:
+    """A 4096 × 4096 layer, batches of 16."""
+    model = nn.Linear(4096, 4096)
+    x = torch.randn(16, 4096)
+    return model, RowAdaGrad(model.parameters(), lr=1e-3), lambda: model(x).square().mean()
+
+
+def gpt() -> Loop:
+    """The small GPT of the character model, 6 windows of 64 characters."""
+    model = GPT(96, context=64)
+    x = torch.randint(96, (6, 64))
+    return model, RowMomentum(model.parameters(), lr=1e-3), lambda: model(x).square().mean()
+
+
+def sparse_table() -> Loop:
+    """A 1,000,000 × 64 table with sparse gradients, 4096 indices a step."""
+    model = nn.Embedding(1_000_000, 64, sparse=True)
+    x = torch.randint(1_000_000, (4096,))
+    return model, RowAdaGrad(model.parameters(), lr=1e-3), lambda: model(x).square().mean()
+
+
+def dense_table() -> Loop:
+    """A 100,000 × 64 table with dense gradients, 4096 indices a step."""
+    model = nn.Embedding(100_000, 64)
+    x = torch.randint(100_000, (4096,))
+    return model, RowAdaGrad(model.parameters(), lr=1e-3), lambda: model(x).square().mean()
+
+
+CASES = (small_layers, wide_layer, gpt, sparse_table, dense_table)
+
+
+def measure(case: Callable[[], Loop], rounds: int) -> list[str]:
+    """A row of the table."""
+    torch.manual_seed(0)
+    model, optimizer, loss = case()
+
+    def loop(steps: int) -> float:
+        start = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+        return (time.perf_counter() - start) / steps
+
+    loop(3)
+    steps = max(3, round(SECONDS / loop(5)))
+    probe = Probe(model, optimizer)
+    plain, watched = [], []
+    for _ in range(rounds):
+        plain.append(loop(steps))
+        with probe:
+            watched.append(loop(steps))
+    ratios = statistics.quantiles([b / a for a, b in zip(plain, watched, strict=True)], n=4)
+    one = probe.report().portraits[0]
+    numbers = sum(param.nbytes for param in model.parameters())
+    return [
+        (case.__doc__ or "").rstrip("."),
+        f"{1e3 * statistics.median(plain):.2f} ms",
+        f"{statistics.median(watched) / statistics.median(plain):.3f} [{ratios[0]:.3f}, {ratios[2]:.3f}]",
+        f"1 in {one.steps / one.observed:.0f}",
+        f"{probe.nbytes / 1e6:.2f} MB",
+        f"{probe.nbytes / numbers:.1%}",
+    ]
+
+
+def main() -> None:
+    """Measure, show, and perhaps write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="stretches with and without (default: 15)")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/advisor.md")
+    options = parser.parse_args()
+    head = ["model", "a step without", "with it, times that", "steps looked at", "its memory", "of the parameters'"]
+    made = table(head, [measure(case, options.rounds) for case in CASES])
+    made += f"\n\n{torch.get_num_threads()} threads, torch {torch.__version__}."
+    print(made)
+    if options.write:
+        put(DOCS / "advisor.md", {"probe": lambda: made})
+
+
+if __name__ == "__main__":
+    main()

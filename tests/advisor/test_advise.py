@@ -1,0 +1,165 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from matrix_adagrad.advisor import Candidate, Plan, Task, advise, around
+from matrix_adagrad.advisor.advise import by_agreement
+from matrix_adagrad.cli import main
+from matrix_adagrad.geometry import Column, Entry, Whole
+from tests.advisor.tasks import BY_COLUMN
+
+TRAIN = """
+import torch
+from torch import nn
+from matrix_adagrad.advisor import Task
+
+x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+
+def task():
+    return Task(
+        lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)),
+        lambda model, rows: (model(x[rows]) - x[rows, :4]).square().mean(),
+        lambda seed: torch.randperm(64).split(16),
+        name="<b>mine</b>",
+    )
+
+def parts():
+    made = task()
+    return made.make_model, made.loss, made.batches
+
+def number():
+    return 3
+
+def broken():
+    raise RuntimeError("in the user's code")
+
+def astray():
+    made = task()
+    return made.make_model, lambda model, rows: made.loss(model, rows) * float("nan"), made.batches
+"""
+
+
+@pytest.fixture(scope="module")
+def advice():
+    present = Candidate("SGD", lambda model, lr: torch.optim.SGD(model.parameters(), lr), around(0.1))
+    return advise(BY_COLUMN, families=["adagrad"], present=present, steps=64, seeds=3)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "my_training.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_energy_that_differs_by_column_is_seen_and_planned_for(advice):
+    weight = advice.probe["weight"]
+    assert weight.agreement["column"] > 0.95
+    assert weight.agreement["row"] < 0.8
+    assert by_agreement(advice.probe) == {"weight": Column()}
+    (choice,) = advice.plan.choices
+    assert choice.geometry == "column"
+    assert "scales inside a column agree to" in choice.reason
+    assert advice.race.chosen.name == "column adagrad"
+    optimizer = advice.plan.optimizer(BY_COLUMN.make_model())
+    assert optimizer.param_groups[0]["geometry"] == Column()
+
+
+def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_present_optimizer_does(advice):
+    assert advice.plan.verdict.startswith("Use column adagrad with lr")
+    assert "Its state takes 24 B, and 124 B with one scale for each entry." in advice.plan.verdict
+    assert "SGD, which you use now, is" in advice.plan.verdict
+    assert "SGD (now)" in str(advice)
+
+
+def test_all_numbers_are_json_and_plain(advice):
+    found = json.loads(advice.to_json())
+    assert found["plan"]["parameters"]["weight"]["geometry"] == "column"
+    assert found["probe"]["weight"]["agreement"]["column"] == advice.probe["weight"].agreement["column"]
+    assert {one["candidate"] for one in found["race"]["standings"]} >= {"entry adagrad", "SGD"}
+
+
+def test_the_page_has_the_plan_the_race_and_the_heat_maps(advice):
+    page = pytest.importorskip("matrix_adagrad.advisor.page")
+    made = page.document(advice)
+    plan, race, probe = made.sections
+    assert plan.parts[0].rows[0][:5] == ("weight", "6 × 5", "column", "5", "30")
+    assert len(race.parts[0].rows) == len(advice.race.standings)
+    heat = next(part for part in probe.parts if part.name == "energy")
+    rows, columns = heat.plates[0].grids
+    assert (len(rows.ys), len(columns.ys)) == (6, 5)
+    assert rows.ys == (0, 1, 2, 3, 4, 5)
+    total = sum(map(sum, columns.values))
+    assert sum(columns.values[4]) > 0.8 * total  # the column with the largest inputs
+    assert rows.xs[-1] < 64
+
+
+def test_vectors_alone_have_nothing_to_choose_from_and_a_plan_all_the_same():
+    task = Task(lambda: nn.LayerNorm(4), lambda model, x: (model(x) - x).square().mean(), [torch.randn(8, 4)])
+    advice = advise(task, families=["adagrad"], steps=8, seeds=2)
+    assert {choice.value for choice in advice.plan.choices} <= {Entry(), Whole()}
+    assert len(advice.race.standings) == 2
+    assert all("no rows" in choice.reason or "agree" in choice.reason for choice in advice.plan.choices)
+
+
+@pytest.mark.parametrize("target", ["my_training:task", "my_training.py:parts"])
+def test_advice_on_a_function_of_the_users_own(here, capsys, target):
+    command = ["advise", target, "--steps", "8", "--seeds", "2", "--families", "adagrad"]
+    assert main(command) == 0
+    shown, progress = capsys.readouterr()
+    assert "Use " in shown
+    assert "steps" in progress
+    plan = Plan.load(here / "advice" / "plan.json")
+    plan.optimizer(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
+    assert sorted(file.name for file in (here / "advice").iterdir()) == [
+        "README",
+        "advice.html",
+        "advice.json",
+        "plan.json",
+    ]
+    assert "<b>mine</b>" not in (here / "advice" / "advice.html").read_text()
+
+
+def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
+    command = ["advise", "my_training:task", "--steps", "8", "--seeds", "2", "--families", "momentum", "--json"]
+    assert main([*command, "--out", str(here / "there")]) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "<b>mine</b>"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("my_training", "is not MODULE:FUNCTION"),
+        ("no_such_module:task", "no module 'no_such_module'"),
+        ("nowhere.py:task", "no file nowhere.py"),
+        ("my_training:absent", "has no function 'absent'; it has "),
+        ("my_training:number", "number must return a Task or the tuple (make_model, loss, batches), got int"),
+        ("my_training:astray", "every candidate went astray"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, message):
+    assert main(["advise", target, "--steps", "8", "--seeds", "2", "--families", "adagrad"]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("matrix-adagrad advise: ")
+    assert message in error
+    assert not (here / "advice" / "plan.json").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_an_error_in_the_users_code_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="in the user's code"):
+        main(["advise", "my_training:broken"])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_race(here, capsys):
+    (here / "file").write_text("")
+    assert main(["advise", "my_training:task", "--out", str(here / "file")]) == 1
+    assert "file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "1"], ["--steps", "4"], ["--demo", "none"], ["--families", "adam"], []])
+def test_wrong_arguments_are_refused(wrong):
+    with pytest.raises(SystemExit, match="2"):
+        main(["advise", *(["my_training:task"] if wrong and wrong[0] != "--demo" else []), *wrong])

@@ -1,0 +1,216 @@
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from matrix_adagrad.advisor import Candidate, Task, around, race
+from matrix_adagrad.advisor.candidates import distinct, ours, uniform
+from matrix_adagrad.advisor.race import RUNGS, Race, train
+from matrix_adagrad.advisor.result import AstrayError
+from tests.advisor.tasks import BY_COLUMN, EVEN
+
+ADAM = Candidate("Adam", lambda model, lr: torch.optim.Adam(model.parameters(), lr), around(0.01))
+
+
+def entry(family="momentum"):
+    return ours("entry", family, {"weight": uniform(nn.Linear(5, 6, bias=False), "entry")["weight"]})
+
+
+def scores(outcome):
+    return [run.score for run in outcome.runs]
+
+
+def test_entry_with_momentum_is_adam_and_that_is_no_difference():
+    result = Race(EVEN, steps=16, seeds=3).run([entry()], present=ADAM)
+    ours_, theirs = result["entry momentum"], result["Adam"]
+    assert ours_.outcome.lr == theirs.outcome.lr
+    torch.testing.assert_close(scores(ours_.outcome), scores(theirs.outcome), rtol=1e-5, atol=0)
+    assert ours_.is_level
+    assert theirs.is_level
+    assert result.present == "Adam"
+    assert result.chosen is ours_  # a plan can be made of it
+
+
+def test_energy_that_differs_by_column_makes_columns_win_over_rows():
+    one = Race(BY_COLUMN, steps=64, seeds=3)
+    result = one.run(one.everybody(["adagrad"]))
+    assert result["column adagrad"].is_level
+    assert result["row adagrad"].verdict == "worse"
+    assert result["whole adagrad"].verdict == "worse"
+    assert result.chosen.name == "column adagrad"
+
+
+def test_a_run_depends_on_its_task_candidate_rate_and_seed_alone():
+    one = Race(EVEN, steps=16, seeds=2)
+    alone = one.train(entry())
+    Race(EVEN, steps=16, seeds=2).train(ADAM)
+    torch.rand(3)
+    again = Race(EVEN, steps=16, seeds=2).train(entry())
+    assert again.runs == alone.runs
+    assert again.rungs == alone.rungs
+    assert alone.runs[0] != alone.runs[1]
+
+
+def test_all_candidates_have_the_same_starts_and_batches():
+    seen = {}
+
+    def loss(model, batch):
+        seen.setdefault(id(model), []).append(batch[0].sum().item())
+        return EVEN.loss(model, batch)
+
+    starts = []
+    task = Task(lambda: EVEN.make_model(), loss, EVEN.batches)
+    for candidate in (entry(), ADAM):
+        make = lambda model, how=candidate: starts.append(model.weight.detach().clone()) or how.make(model, 0.01)  # noqa: E731
+        train(task, make, seed=3, steps=8)
+    assert torch.equal(*starts)
+    first, second = seen.values()
+    assert first == second
+
+
+def test_everybody_has_the_same_budget_and_progress_ends_at_the_end():
+    made, told = {}, []
+
+    def counted(name):
+        def make(model, lr):
+            made.setdefault(name, []).append(lr)
+            return torch.optim.SGD(model.parameters(), lr)
+
+        return Candidate(name, make, around(0.01, 8))
+
+    one = Race(EVEN, steps=16, seeds=2, progress=lambda *what: told.append(what))
+    one.run([counted("a"), counted("b")])
+    rates = 8 + 4 + 2 * (2 + 2)  # the last rung has two more rates, and two seeds
+    assert [len(lrs) for lrs in made.values()] == [rates + 2 + 1] * 2  # two final runs, and one to measure its cost
+    assert all(total == one.total for _, total, _ in told)
+    assert one.done == one.total
+
+
+def test_halving_keeps_the_better_half_and_looks_half_a_step_aside():
+    outcome = Race(EVEN, steps=16, seeds=2).train(Candidate("SGD", ADAM.make, around(0.01, 8)))
+    first, second, last = outcome.rungs
+    assert len(outcome.rungs) == RUNGS
+    assert set(second) == set(sorted(first, key=first.get)[:4])
+    kept = sorted(second, key=second.get)[:2]
+    assert set(kept) <= set(last)
+    beside = sorted(set(last) - set(kept))
+    assert math.isclose(beside[1] / beside[0], 10 ** (1 / 3))
+    assert outcome.lr == min(last, key=last.get)
+
+
+def test_a_candidate_that_goes_astray_fails_and_does_not_win():
+    wild = Candidate("wild", lambda model, lr: torch.optim.SGD(model.parameters(), 1e6 * lr), (1.0, 2.0))
+    result = Race(EVEN, steps=16, seeds=2).run([entry(), wild])
+    assert result["wild"].verdict == "failed"
+    assert math.isinf(result["wild"].outcome.score)
+    assert result.best.name == "entry momentum"
+    assert json.loads(json.dumps(result.to_dict()))["chosen"] == "entry momentum"
+    with pytest.raises(AstrayError, match="every candidate went astray"):
+        Race(EVEN, steps=16, seeds=2).run([wild])
+
+
+def test_held_out_batches_judge_a_model_that_is_in_eval_mode():
+    modes = []
+
+    def loss(model, batch):
+        modes.append(model.training)
+        return EVEN.loss(model, batch)
+
+    held_out = list(itertools.islice(EVEN.batches(77), 2))
+    run = train(Task(EVEN.make_model, loss, EVEN.batches, held_out), lambda m: ADAM.make(m, 0.01), 0, 8)
+    assert modes == [True] * 8 + [False] * 2
+    model = EVEN.start(0)
+    optimizer = ADAM.make(model, 0.01)
+    for batch in EVEN.stream(0, 8):
+        optimizer.zero_grad()
+        EVEN.loss(model, batch).backward()
+        optimizer.step()
+    assert run.score == pytest.approx(sum(EVEN.loss(model, batch).item() for batch in held_out) / 2, rel=1e-6)
+    with pytest.raises(ValueError, match="held_out is empty"):
+        train(Task(EVEN.make_model, loss, EVEN.batches, []), lambda m: ADAM.make(m, 0.01), 0, 8)
+
+
+def test_without_them_the_last_quarter_of_the_steps_does():
+    run = train(EVEN, lambda m: ADAM.make(m, 0.01), 0, 8)
+    assert run.score == pytest.approx(sum(run.losses[-2:]) / 2)
+
+
+def test_a_loader_shuffles_alike_for_every_candidate_and_starts_again_when_it_ends():
+    data = torch.arange(12.0).reshape(6, 2)
+    task = Task(
+        lambda: nn.Linear(2, 1), lambda m, b: m(b).square().mean(), DataLoader(data, batch_size=4, shuffle=True)
+    )
+    first, again, other = (list(task.stream(seed, 5)) for seed in (0, 0, 1))
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+    assert [len(batch) for batch in first] == [4, 2, 4, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"), [([], "batches is empty"), (lambda _: iter([1, 2]), "ended before the last step")]
+)
+def test_batches_that_do_not_last_are_an_error(batches, message):
+    with pytest.raises(ValueError, match=message):
+        list(Task(nn.Identity, max, batches).stream(0, 5))
+
+
+def test_the_race_leaves_the_users_random_numbers_alone():
+    candidates = [entry()]
+    torch.manual_seed(5)
+    race(EVEN.make_model, EVEN.loss, EVEN.batches, candidates=candidates, steps=8, seeds=2)
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_state_is_what_the_geometry_says():
+    one = Race(EVEN, steps=8, seeds=2)
+    result = one.run(one.everybody())
+    counter = 4  # the number of steps
+    for standing in result.standings:
+        name, family = standing.name.split()
+        scales = {"row": 6, "column": 5, "entry": 30, "whole": 1}[name]
+        assert standing.state_bytes == 4 * (scales + 30 * (family == "momentum")) + counter
+        assert standing.step_seconds > 0
+
+
+def test_what_does_the_same_takes_part_once():
+    model = nn.ParameterDict({"a": nn.Parameter(torch.zeros(3))})
+    names = [
+        one.name for one in distinct(ours(name, "adagrad", uniform(model, name)) for name in ("entry", "row", "whole"))
+    ]
+    assert names == ["entry adagrad", "whole adagrad"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"steps": 7}, "steps must be from 8 to .* got 7"), ({"seeds": 1}, "seeds must be from 2 to 15, got 1")],
+)
+def test_wrong_numbers_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Race(EVEN, **arguments)
+
+
+def test_two_candidates_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="there twice: Adam"):
+        Race(EVEN, steps=8).run([ADAM, ADAM])
+
+
+@pytest.mark.parametrize("lrs", [(), (0.1,), (0.1, 0.01), (0.0, 0.1), (0.1, 0.1)])
+def test_learning_rates_must_ascend(lrs):
+    with pytest.raises(ValueError, match="lrs must be at least two rates"):
+        Candidate("x", ADAM.make, lrs)
+
+
+def test_a_family_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="family must be one of 'adagrad', 'momentum', got 'adam'"):
+        ours("row", "adam", {})
+
+
+def test_make_model_must_make_a_model():
+    with pytest.raises(TypeError, match="make_model must return a module, got int"):
+        Task(lambda: 3, max, []).start(0)

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+
+from matrix_adagrad.advisor import Candidate, Outcome, Result, Run
+from matrix_adagrad.advisor.result import size
+from matrix_adagrad.geometry import Row
+
+COST = (1e-3, 1e-4, 100)
+
+
+def outcome(name, scores, *, lr=0.1, rungs=None, geometries=True, lrs=(0.01, 0.1, 1.0)):
+    candidate = Candidate(name, None, lrs, "adagrad", {"weight": Row()} if geometries else None)
+    return Outcome(candidate, lr, 2.0, rungs or ({0.1: 1.0},), tuple(Run((2.0, score), score) for score in scores))
+
+
+def result(*outcomes, states=None):
+    states = states or [100] * len(outcomes)
+    return Result.of(outcomes, [(1e-3, 1e-4, state) for state in states], 10, None)
+
+
+def test_an_interval_with_0_in_it_is_no_difference():
+    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.2, 1.0, 1.3]))
+    assert one["a"].verdict == "best"
+    assert one["b"].verdict == "no difference"
+    assert one["b"].difference.low < 0 < one["b"].difference.high
+
+
+def test_a_difference_that_is_seen_and_small_is_within_one_percent():
+    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.005, 1.105, 1.2051]))
+    assert one["b"].verdict == "within 1 %"
+    assert one["b"].is_level
+
+
+def test_a_difference_that_is_seen_and_large_is_worse():
+    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.1, 1.2, 1.31]))
+    assert one["b"].verdict == "worse"
+    assert not one["b"].is_level
+
+
+def test_the_least_state_among_those_that_are_level_is_chosen():
+    scores = {"best": [1.0, 1.1, 1.2], "level": [1.005, 1.105, 1.2051], "small but worse": [1.5, 1.6, 1.7]}
+    one = result(*(outcome(name, values) for name, values in scores.items()), states=[1000, 10, 1])
+    assert one.best.name == "best"
+    assert one.chosen.name == "level"
+
+
+def test_what_noise_alone_makes_level_is_not_chosen_if_it_is_far_behind():
+    one = result(outcome("best", [0.01, 1.0, 0.5]), outcome("noisy", [1.0, 0.1, 1.4]), states=[1000, 10])
+    assert one["noisy"].verdict == "no difference"
+    assert one.chosen.name == "best"
+
+
+def test_outside_optimizers_can_be_best_and_are_not_chosen():
+    one = result(outcome("Muon", [1.0, 1.1, 1.2], geometries=False), outcome("row", [2.0, 2.1, 2.2]))
+    assert one.best.name == "Muon"
+    assert one.chosen.name == "row"
+    with pytest.raises(ValueError, match="no candidate of this race has geometries"):
+        _ = result(outcome("Muon", [1.0, 1.1], geometries=False)).chosen
+
+
+def test_good_rates_are_neighbours_of_the_best_that_lose_a_quarter_of_its_way_at_most():
+    rung = {0.001: 1.99, 0.01: 1.24, 0.1: 1.0, 1.0: 1.2, 10.0: 1.5, 100.0: 1.01}
+    one = outcome("a", [1.0, 1.0], rungs=(rung,), lrs=tuple(rung))
+    assert one.good == (0.01, 1.0)
+
+
+@pytest.mark.parametrize(("lr", "edge"), [(0.01, True), (0.1, False), (1.0, True), (2.0, True)])
+def test_a_rate_at_the_edge_is_marked(lr, edge):
+    one = outcome("a", [1.0, 1.0], lr=lr)
+    assert one.is_at_edge is edge
+    assert ("!" in result(one).table()) is edge
+
+
+def test_the_table_has_a_line_for_each_and_an_arrow_at_the_choice():
+    one = result(outcome("row", [1.0, 1.1]), outcome("astray", [math.inf, math.inf]))
+    head, first, last = one.table().splitlines()
+    assert first.startswith("→ row")
+    assert "failed" in last
+    assert "loss" in head
+    with pytest.raises(KeyError, match="no candidate 'column': there are row, astray"):
+        _ = one["column"]
+
+
+def test_sizes_are_readable():
+    assert [size(n) for n in (0, 8, 1000, 1_500_000)] == ["0 B", "8 B", "1 kB", "1.5 MB"]
