@@ -19,8 +19,8 @@ test: lint ## lint, types, doctests and tests
 	@echo "test: doctests and tests"
 	@$(BIN)/python -m pytest -n 2
 
-test-integrations: .venv/ready-integrations ## tests against TorchRec and FBGEMM, in a browser, and on data that are fetched
-	@echo "test-integrations: tests against TorchRec and FBGEMM, in a browser, and on MovieLens"
+test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on data that are fetched
+	@echo "test-integrations: tests against TorchRec, FBGEMM, Lightning and Transformers, in a browser, and on MovieLens"
 	@INTEGRATIONS=1 $(BIN)/python -m pytest tests/integration
 
 SANITIZED := build/sanitized/_kernels.so

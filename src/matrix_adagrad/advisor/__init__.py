@@ -4,8 +4,9 @@ from matrix_adagrad.advisor.advise import Advice, advise
 from matrix_adagrad.advisor.candidates import Candidate, around
 from matrix_adagrad.advisor.plan import Choice, Plan
 from matrix_adagrad.advisor.portrait import Portrait, Spread
-from matrix_adagrad.advisor.probe import Probe, Report
+from matrix_adagrad.advisor.probe import Probe
 from matrix_adagrad.advisor.race import Race, race
+from matrix_adagrad.advisor.report import Report
 from matrix_adagrad.advisor.result import Outcome, Result, Run, Standing
 from matrix_adagrad.advisor.task import Task
 

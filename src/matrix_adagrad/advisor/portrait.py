@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matrix_adagrad.advisor.energy import Energy, as_matrix, row_and_column_sums
+from matrix_adagrad.advisor.energy import Energy, row_and_column_sums
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.state import here, is_sharded, shards
 
@@ -27,7 +27,8 @@ EXPLODING = 100.0  # times the energy a step that the row had before
 class Spread:
     """How energy is spread over rows, or over columns, and how that changed.
 
-    ``history[w][b]`` is the energy a step of bin ``b`` in the window ``w`` of the run, whose bins are neighbours.
+    ``history[w][b]`` is the energy a step in the window ``w`` of the run, of the bin ``b``: rows (columns) that are
+    neighbours. If the parameter is sharded, of what lies on this machine; all else is of the whole parameter.
     """
 
     participation: float
@@ -47,18 +48,34 @@ class Portrait:
         observed: at how many of them the probe looked.
         rows: participation, the share of rows among which energy is effectively spread, :math:`(\sum_i V_i)^2 /
             (m \sum_i V_i^2)`: 1 if all have the same, 1/m if one has everything; silent, the share of rows without any
-            gradient at a step, on average; drift, 0 if the late part of the run spreads its energy as the early part did,
-            1 if over other rows: 1 minus the overlap :math:`\sum_i \sqrt{p_i q_i}` of both.
+            gradient at a step, on average (a row that lies on several machines is one on each); drift, 0 if the late
+            part of the run spreads its energy as the early part did, 1 if over other rows: 1 minus the overlap
+            :math:`\sum_i \sqrt{p_i q_i}` of both.
         columns: the same for columns.
         entries: participation of entries, estimated from a sample of them.
         agreement: how alike the scales inside a block are, :math:`\sum_{ij} \sqrt{V_{ij}} / \sum_b \sqrt{n_b V_b}`, for
             blocks of :math:`n_b` entries: 1 if one scale is as good as one for each entry; estimated from the sample.
         gradients: :math:`S = \sum_b \sqrt{V_b}` over all steps.
         reach: :math:`\max_b \|X_b\|_2` at the end, which stands for the distance D that is to be covered.
-        update: the size of an update over the size of the weights, root mean squares over the observed steps.
+        update: the size of an update over the size of the weights, in rows that have a gradient: root mean squares over
+            the observed steps, from the sample.
         dead: rows that had no gradient at any observed step.
         exploding: rows whose energy a step was late in the run over 100 times what it was early.
-        broken: observed steps whose gradient was infinite or not a number. They count nowhere else.
+        broken: observed steps whose gradient, or the sum of its squares, was infinite or not a number. They count
+            nowhere else (of a sharded parameter: what lies on the machines where it was so).
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrix_adagrad.advisor import Probe
+        >>> table = nn.Embedding.from_pretrained(torch.ones(4, 9), freeze=False)
+        >>> optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        >>> with Probe(table, optimizer, every=1) as probe:
+        ...     table(torch.tensor([2])).sum().backward()
+        ...     optimizer.step()
+        >>> one = probe.report()["weight"]
+        >>> one.rows.participation, one.agreement["row"], one.bound["row"]
+        (0.25, 1.0, 9.0)
     """
 
     name: str
@@ -111,13 +128,13 @@ class Portrait:
 
 def portrait(name: str, param: Tensor, energy: Energy, steps: int) -> Portrait:
     """The portrait of a parameter. If it is sharded, all machines must call this together, and add up what they saw."""
-    local = as_matrix(here(param.detach()))
-    seen, (early_seen, *early_sums) = energy.observations, energy.marks[0]
+    local = here(param.detach())
+    early_finite, *early_sums = energy.marks[0]
     both, early = _Sums.of(param, energy.rows, energy.columns), _Sums.of(param, *early_sums)
     lengths = _Sums.of(param, *row_and_column_sums(local))
     roots, squares = (_whole(x, param, Row()) for x in (energy.roots(), energy.squares()))
-    broken = int(_over(param, "max", energy.broken))
-    total, to_all = both.rows.sum(), math.sqrt(steps / max(1, seen - broken))
+    finite, first = (int(_over(param, "min", x)) for x in (energy.finite, early_finite))
+    total, to_all = both.rows.sum(), math.sqrt(steps / max(1, finite))
     gradients = {
         "row": to_all * float(both.rows.sqrt().sum()),
         "column": to_all * float(both.columns.sqrt().sum()),
@@ -126,18 +143,18 @@ def portrait(name: str, param: Tensor, energy: Energy, steps: int) -> Portrait:
     }
     counts = {"row": len(both.rows), "column": len(both.columns), "entry": param.numel(), "whole": 1}
     members = {key: param.numel() / max(1, count) for key, count in counts.items()}
-    largest = torch.stack([x.abs() for x in local.aminmax()]).amax() if local.numel() else local.new_zeros(())
-    before, after = early.rows / max(1, early_seen), (both.rows - early.rows) / max(1, seen - early_seen)
+    largest = torch.linalg.vector_norm(local, math.inf) if local.numel() else 0.0
+    before, after = early.rows / max(1, first), (both.rows - early.rows) / max(1, finite - first)
     updates, weights = _over(param, "sum", energy.updates), _over(param, "sum", energy.weights)
     rows = Spread(
         _participation(both.rows, both.rows.square()),
-        _over(param, "sum", energy.silent_rows) / max(1, _over(param, "sum", energy.m * seen)),
+        _share(param, energy.silent_rows, energy.m * energy.finite * bool(energy.n)),
         _drift(early.rows, both.rows),
         _history(energy, "rows"),
     )
     columns = Spread(
         _participation(both.columns, both.columns.square()),
-        _over(param, "sum", energy.silent_columns) / max(1, _over(param, "sum", energy.n * seen)),
+        _share(param, energy.silent_columns, energy.n * energy.finite * bool(energy.m)),
         _drift(early.columns, both.columns),
         _history(energy, "columns"),
     )
@@ -145,7 +162,7 @@ def portrait(name: str, param: Tensor, energy: Energy, steps: int) -> Portrait:
         name,
         tuple(param.shape),
         steps,
-        seen,
+        energy.observations,
         rows=rows,
         columns=rows if param.dim() < 2 else columns,
         entries=_participation(both.rows, squares, param.numel()),
@@ -161,9 +178,9 @@ def portrait(name: str, param: Tensor, energy: Energy, steps: int) -> Portrait:
             "whole": float(lengths.rows.sum().sqrt()),
         },
         update=math.sqrt(updates / weights) if weights else 0.0,
-        dead=int((both.rows == 0).sum()),
+        dead=int((both.rows == 0).sum()) if finite else 0,
         exploding=int(((before > 0) & (after > EXPLODING * before)).sum()),
-        broken=broken,
+        broken=energy.observations - finite,
     )
 
 
@@ -183,12 +200,16 @@ def _whole(local: Tensor, param: Tensor, geometry: Geometry) -> Tensor:
     """A statistic of the whole parameter, from what each machine has summed over its own part, as a vector."""
     if is_sharded(param):
         local = shards().added_up(local.view(geometry.statistic_shape(here(param).shape)), param, geometry)
-    return local.flatten().double()
+    return local.flatten().cpu().double()
 
 
 def _over(param: Tensor, how: str, value: Tensor | float) -> float:
-    """The sum, or the largest, of a number over the machines that a parameter is divided over."""
+    """The sum, the largest, or the smallest of a number over the machines that a parameter is divided over."""
     return shards().total(float(value), param, how) if is_sharded(param) else float(value)
+
+
+def _share(param: Tensor, part: Tensor, everything: Tensor) -> float:
+    return _over(param, "sum", part) / max(1.0, _over(param, "sum", everything))
 
 
 def _participation(energies: Tensor, squares: Tensor, count: int | None = None) -> float:
@@ -209,4 +230,4 @@ def _drift(early: Tensor, everything: Tensor) -> float:
 
 
 def _history(energy: Energy, which: str) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple((getattr(window, which) / window.observations).tolist()) for window in energy.history)
+    return tuple(tuple((getattr(one, which) / one.finite.clamp(min=1)).tolist()) for one in energy.history)

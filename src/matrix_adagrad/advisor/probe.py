@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import the compiler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from matrix_adagrad.advisor.energy import Energy
-from matrix_adagrad.advisor.portrait import Portrait, portrait
+from matrix_adagrad.advisor.energy import Energy, Seen
+from matrix_adagrad.advisor.portrait import portrait
+from matrix_adagrad.advisor.report import Report
 from matrix_adagrad.optim.groups import unwrapped
 from matrix_adagrad.optim.state import here, is_sharded
-from matrix_adagrad.text import columns
 
-__all__ = ["Probe", "Report", "ScalarWriter"]
+__all__ = ["Probe", "Report"]
 
 BUDGET = 0.05  # of the time
 SHARDED = 16  # machines that share a parameter must look at the same steps, so they count them
-
-
-class ScalarWriter(Protocol):
-    """TensorBoard's ``SummaryWriter``, and what behaves like it."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Write one number."""
 
 
 class Probe:
     """Records how the energy of gradients is spread, while a training loop runs as it always does.
 
     It looks at gradients right before the optimizer steps: after accumulation, unscaling and clipping, dense or sparse,
-    whole or sharded. It changes nothing, keeps O(m + n) numbers for an m×n parameter, and leaves steps out so as to
-    take at most about a twentieth of the time.
+    whole or sharded; where the step is given a closure, right after that ran first. It changes nothing, keeps O(m + n)
+    numbers for an m×n parameter, and leaves steps out so as to take at most about a twentieth of the time. Steps that
+    mixed precision skips are not seen.
+
+    Models may be compiled, and steps too, but for ``fullgraph=True``: the hooks run between graphs. Steps that a CUDA
+    graph replays run no hooks, and nothing is seen of them.
 
     Args:
         model: the model, also compiled or wrapped; it gives parameters their names.
@@ -70,17 +68,14 @@ class Probe:
         if every is not None and (not isinstance(every, int) or every < 1):
             raise ValueError(f"every must be a whole number of steps and at least 1, got {every!r}")
         self.optimizers = _optimizers(optimizer)
-        trained = {p for one in self.optimizers for group in one.param_groups for p in group["params"]}
-        self._names = {param: name for name, param in unwrapped(model).named_parameters() if param in trained}
-        if not self._names:
+        self._names = {param: name for name, param in unwrapped(model).named_parameters()}
+        if not any(param in self._names for one in self.optimizers for param in _params(one)):
             raise ValueError("the optimizer has none of the model's parameters: give the optimizer that trains it")
         if every is None and any(map(is_sharded, self._names)):
             every = SHARDED
         self.every = every
-        self._energies: dict[nn.Parameter, Energy] = {}
-        self._steps: dict[Optimizer, int] = dict.fromkeys(self.optimizers, 0)
-        self._not_before: dict[Optimizer, float] = dict.fromkeys(self.optimizers, -math.inf)
-        self._looked: dict[Optimizer, list[_Looked]] = {}
+        self._energies: dict[Tensor, Energy] = {}
+        self._tracks = {one: _Track() for one in self.optimizers}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -102,48 +97,74 @@ class Probe:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._looked.clear()
+        for track in self._tracks.values():
+            track.looked.clear()
 
     # ------------------------------------------------------------------------------------------------------ observation
 
-    @torch.no_grad()
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
-        self._steps[optimizer] += 1
-        now = time.perf_counter()
-        is_due = now >= self._not_before[optimizer] if self.every is None else self._steps[optimizer] % self.every == 0
-        if not is_due or torch.compiler.is_compiling():
-            return
-        scale = getattr(optimizer, "grad_scale", None)  # what torch's GradScaler leaves to optimizers that can unscale
-        looked = []
-        for param in self._mine(optimizer):
-            if param.grad is not None:
-                own, grad = here(param), here(param.grad)
-                if param not in self._energies:
-                    self._energies[param] = Energy(own)
-                energy = self._energies[param]
-                seen = energy.look(grad, scale)
-                energy.add(seen)
-                looked.append(_Looked(param, energy, seen.where, energy.entries(own, seen.where)))
-        self._looked[optimizer] = looked
-        self._pay(optimizer, now)
+    @_disable_dynamo
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        track = self._tracks[optimizer]
+        track.steps += 1
+        track.looked.clear()  # of a step that failed
+        is_due = time.perf_counter() >= track.not_before if self.every is None else track.steps % self.every == 0
+        if not is_due or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._look(optimizer, track)
+            return None
 
+        def closure_and_look() -> Any:
+            loss = closure()
+            if not track.looked:  # at the first of the points that a line search tries
+                self._look(optimizer, track)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], closure_and_look, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_and_look}
+
+    @torch.no_grad()
+    def _look(self, optimizer: Optimizer, track: _Track) -> None:
+        now = time.perf_counter()
+        # torch's GradScaler leaves both to optimizers that can unscale, and skip a step, by themselves.
+        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        if overflow is not None and float(overflow):
+            track.steps -= 1
+            return
+        for param in _params(optimizer):
+            if param not in self._names or (param.grad is None and not param.requires_grad) or is_lazy(param):
+                continue
+            own = here(param)
+            if param not in self._energies:
+                self._energies[param] = Energy(own, since=track.last)
+            energy = self._energies[param]
+            seen = energy.look(_gradient(param), scale)
+            energy.add(seen)
+            track.looked.append(_Looked(param, energy, seen, energy.entries(own, seen.where)))
+        track.last = track.steps
+        track.cost = time.perf_counter() - now
+        self._pay(track)
+
+    @_disable_dynamo
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        looked = self._looked.pop(optimizer, None)
-        if looked is None:
+        track = self._tracks[optimizer]
+        if not track.looked:
             return
         now = time.perf_counter()
-        for one in looked:
-            one.energy.moved(one.before, one.energy.entries(here(one.param), one.where))
-        self._pay(optimizer, now)
+        for param, energy, seen, before in track.looked:
+            energy.moved(seen, before, energy.entries(here(param), seen.where))
+        track.looked.clear()
+        track.cost += time.perf_counter() - now
+        self._pay(track)
 
-    def _pay(self, optimizer: Optimizer, since: float) -> None:
-        """Stay away for as long as what was just done takes 1/BUDGET times over."""
-        now = time.perf_counter()
-        self._not_before[optimizer] = max(self._not_before[optimizer], since) + (now - since) / BUDGET
-
-    def _mine(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
-        return (p for group in optimizer.param_groups for p in group["params"] if p in self._names)
+    def _pay(self, track: _Track) -> None:
+        """Stay away until a look of each optimizer, as long as its last one, is within the budget."""
+        track.not_before = time.perf_counter() + sum(one.cost for one in self._tracks.values()) / BUDGET
 
     # ---------------------------------------------------------------------------------------------------------- results
 
@@ -154,79 +175,54 @@ class Probe:
 
     def report(self) -> Report:
         """What was seen so far. Where parameters are sharded, all machines must call it together."""
-        portraits = []
+        steps: dict[Tensor, int] = {}  # a parameter may be in several optimizers
         for one in self.optimizers:
-            for param in self._mine(one):
+            for param in _params(one):
+                steps[param] = steps.get(param, 0) + self._tracks[one].steps
+        portraits = []
+        for param, name in self._names.items():
+            if param in steps and not is_lazy(param):
                 energy = self._energies.get(param) or Energy(here(param))
-                portraits.append(portrait(self._names[param], param, energy, self._steps[one]))
-        order = {name: i for i, name in enumerate(self._names.values())}
-        return Report(tuple(sorted(portraits, key=lambda one: order[one.name])))
+                portraits.append(portrait(name, param, energy, steps[param] - energy.since))
+        return Report(tuple(portraits))
 
 
-class _Looked:
+class _Looked(NamedTuple):
     """A parameter that was looked at before a step, and its sampled values then."""
 
-    def __init__(self, param: nn.Parameter, energy: Energy, where: Tensor | None, before: Tensor) -> None:
-        self.param, self.energy, self.where, self.before = param, energy, where, before.clone()
+    param: Tensor
+    energy: Energy
+    seen: Seen
+    before: Tensor
 
 
-@dataclass(frozen=True)
-class Report:
-    """A portrait of every parameter, by its name."""
+@dataclass
+class _Track:
+    """How far an optimizer is, and the probe with it."""
 
-    portraits: tuple[Portrait, ...]
-
-    def __getitem__(self, name: str) -> Portrait:
-        for one in self.portraits:
-            if one.name == name:
-                return one
-        raise KeyError(f"no parameter {name!r}: there are {', '.join(one.name for one in self.portraits)}")
-
-    def __iter__(self) -> Iterator[Portrait]:
-        return iter(self.portraits)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def table(self) -> str:
-        """The numbers side by side, for a terminal."""
-        header = ("parameter", "shape", "rows used", "columns", "entries", "one scale a row", "a column", "for all")
-        rows = [
-            (
-                one.name,
-                "×".join(map(str, one.shape)) or "scalar",
-                *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
-                *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
-                f"{one.update:.1e}",
-                _oddities(one),
-            )
-            for one in self.portraits
-        ]
-        return columns((*header, "update", ""), rows, left=(0, 1, 9))
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, with every number."""
-        return {one.name: one.to_dict() for one in self.portraits}
-
-    def to_json(self) -> str:
-        """The text of a JSON file, with every number."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    def write(self, writer: ScalarWriter, step: int | None = None) -> None:
-        """Write the numbers as scalars: ``report.write(SummaryWriter(), step)`` for TensorBoard."""
-        for one in self.portraits:
-            for key, value in one.scalars().items():
-                writer.add_scalar(f"{key}/{one.name}", value, step)
+    steps: int = 0
+    last: int = 0  # step that was looked at
+    cost: float = 0.0  # seconds that this took
+    not_before: float = -math.inf
+    looked: list[_Looked] = field(default_factory=list)
 
 
-def _oddities(one: Portrait) -> str:
-    """What deserves a look."""
-    found = [f"{one.dead} dead rows"] * bool(one.dead) + [f"{one.exploding} exploding"] * bool(one.exploding)
-    return ", ".join(found + [f"{one.broken} broken steps"] * bool(one.broken))
+def _params(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
+def _gradient(param: Tensor) -> Tensor | None:
+    """What lies here of a parameter's gradient."""
+    grad, owner = cast(Any, param.grad), cast(Any, param)
+    if is_sharded(grad) and grad.placements != owner.placements:  # a sum over the mesh, perhaps, that is not taken yet
+        grad = grad.redistribute(owner.device_mesh, owner.placements)
+    return None if grad is None else here(grad)
 
 
 def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
-    found = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, Iterable) else []
+    found: list[Any] = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, Iterable) else []
+    # A wrapper that is an optimizer by name only, such as Accelerate's, runs no hooks: what it wraps does.
+    found = [one if hasattr(one, "_optimizer_step_pre_hooks") else getattr(one, "optimizer", None) for one in found]
     if not found or not all(isinstance(one, Optimizer) for one in found):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several, got {given!r}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(given).__name__}")
     return found

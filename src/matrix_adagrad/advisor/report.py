@@ -1,0 +1,106 @@
+"""Portraits of all parameters together, for a terminal, for JSON and for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from matrix_adagrad.advisor.portrait import Portrait
+from matrix_adagrad.text import columns
+
+__all__ = ["Report", "ScalarWriter"]
+
+
+class ScalarWriter(Protocol):
+    """TensorBoard's ``SummaryWriter``, and what behaves like it."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+        """Write one number."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A portrait of every parameter, by its name.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrix_adagrad.advisor import Probe
+        >>> model = nn.Linear(3, 2, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        >>> with Probe(model, optimizer, every=1) as probe:
+        ...     model(torch.tensor([[1.0, 0.0, 0.0]])).sum().backward()
+        ...     optimizer.step()
+        >>> report = probe.report()
+        >>> print(report)
+        parameter  shape  rows used  columns  entries  one scale a row  a column  for all   update
+        weight     2×3         100%      33%      33%             0.58      1.00     0.58  0.0e+00
+        >>> report["weight"].gradients["row"], report["weight"].columns.silent
+        (2.0, 0.6666666666666666)
+    """
+
+    portraits: tuple[Portrait, ...]
+
+    def __getitem__(self, name: str) -> Portrait:
+        for one in self.portraits:
+            if one.name == name:
+                return one
+        raise KeyError(f"no parameter {name!r}: there are {', '.join(one.name for one in self.portraits)}")
+
+    def __iter__(self) -> Iterator[Portrait]:
+        return iter(self.portraits)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """The numbers side by side, for a terminal."""
+        header = ("parameter", "shape", "rows used", "columns", "entries", "one scale a row", "a column", "for all")
+        rows = [
+            (
+                one.name,
+                "×".join(map(str, one.shape)) or "scalar",
+                *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
+                *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
+                f"{one.update:.1e}",
+                _oddities(one),
+            )
+            for one in self.portraits
+        ]
+        return columns((*header, "update", ""), rows, left=(0, 1, 9))
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers that curves can be drawn of, as ``"participation/rows/name of the parameter"``."""
+        return {f"{key}/{one.name}": value for one in self.portraits for key, value in one.scalars().items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with every number."""
+        return {one.name: one.to_dict() for one in self.portraits}
+
+    def to_json(self) -> str:
+        """The text of a JSON file, with every number; null for one that is infinite or not a number."""
+        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
+
+    def write(self, writer: ScalarWriter, step: int | None = None) -> None:
+        """Write the numbers as scalars: ``report.write(SummaryWriter(), step)`` for TensorBoard."""
+        for key, value in self.scalars().items():
+            writer.add_scalar(key, value, step)
+
+
+def _oddities(one: Portrait) -> str:
+    """What deserves a look."""
+    if not one.observed:
+        return "no gradient seen"
+    found = [f"{one.dead} dead rows"] * bool(one.dead) + [f"{one.exploding} exploding"] * bool(one.exploding)
+    return ", ".join(found + [f"{one.broken} broken steps"] * bool(one.broken))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
