@@ -85,7 +85,7 @@ def test_the_page_has_the_plan_the_race_and_the_heat_maps(advice):
     page = pytest.importorskip("matrix_adagrad.advisor.page")
     made = page.document(advice)
     plan, race, probe = made.sections
-    assert plan.parts[0].rows[0][:5] == ("weight", "6 × 5", "column", "5", "30")
+    assert plan.parts[0].rows[0][:5] == ("weight", "6×5", "column", "5", "30")
     assert len(race.parts[0].rows) == len(advice.race.standings)
     heat = next(part for part in probe.parts if part.name == "energy")
     rows, columns = heat.plates[0].grids

@@ -12,3 +12,8 @@ def drawn(shown, name):
 
 def fits(shown):
     return shown.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def names(chart):
+    """The names of the curves that are shown."""
+    return chart.locator(".plot").evaluate("plot => plot.data.map(trace => trace.name).filter(Boolean)")

@@ -6,15 +6,11 @@ import os
 import pytest
 
 from matrix_adagrad.report.document import Axis, Line, Panel
-from tests.integration.pages import LONG, drawn, fits
+from tests.integration.pages import LONG, drawn, fits, names
 from tests.report.documents import NASTY, document, figure, line, table
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it starts a browser: make test-integrations", allow_module_level=True)
-
-
-def names(chart):
-    return chart.locator(".plot").evaluate("plot => plot.data.map(trace => trace.name).filter(Boolean)")
 
 
 def whole():

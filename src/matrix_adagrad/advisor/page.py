@@ -34,7 +34,7 @@ def document(advice: Advice) -> Document:
         advice.plan.verdict,
         (("matrix-adagrad", __version__), ("torch", torch.__version__), ("steps of a run", str(advice.race.steps))),
         quick=False,
-        leading=("race-curves", "race-rates"),
+        leading=("race-curves", "race-rates", "race-state"),
         sections=(_plan(advice), _race(advice.race), _probe(advice.probe.portraits)),
         files=False,
     )
@@ -52,8 +52,7 @@ def _plan(advice: Advice) -> Section:
         "plan",
         "The plan",
         (
-            f"`{optimizer}(plan.groups(model), lr={plan.lr:.3g})` uses it, with the plan that was saved next to this "
-            "page.",
+            f"`{optimizer}(plan.groups(model), lr=plan.lr)` uses it, with the plan that was saved next to this page.",
             f"It keeps {plan.scales:,} scales for {entries:,} parameters ({plan.scales / max(1, entries):.2%}). The "
             "race decided: of all candidates that are level with the best, the plan is that of the one with the least "
             "state. What the probe saw of each parameter stands beside it.",
@@ -85,7 +84,7 @@ def _race(race: Result) -> Section:
             "might show itself. “Within 1 %” is a difference that was seen and that is smaller than a hundredth of the "
             "best loss.",
         ),
-        (_standings(race), _curves(race), _rates(race)),
+        (_standings(race), _curves(race), _rates(race), _states(race)),
     )
 
 
@@ -167,10 +166,24 @@ def _rates(race: Result) -> Figure:
         "The loss after an eighth of the steps, by learning rate",
         "How wide the range of learning rates is in which a candidate makes good progress.",
         "One run for each rate, on the seed that chooses rates. Runs that ended above twice the loss of the start are "
-        "left out. With AdaGrad good rates are about ten times those with momentum.",
+        "left out.",
         Axis("learning rate", log=True),
         Axis("loss"),
         (Panel("", tuple(lines)),),
+    )
+
+
+def _states(race: Result) -> Figure:
+    finite = [one for one in race.standings if math.isfinite(one.outcome.score)]
+    return Figure(
+        "race-state",
+        "The loss and the memory of the optimizer's state",
+        f"{race.chosen.name} takes {size(race.chosen.state_bytes)}; the largest state is "
+        f"{size(max(one.state_bytes for one in finite))}.",
+        "One point for each candidate; low and to the left is good.",
+        Axis("bytes of state", log=True),
+        Axis("loss"),
+        (Panel("", tuple(Line(one.name, (one.state_bytes,), (one.outcome.score,)) for one in finite)),),
     )
 
 
@@ -258,9 +271,9 @@ def _heat(shown: Sequence[Portrait], of: int) -> HeatMap:
         "energy",
         "Where the energy of gradients is, and when",
         "Rows of even colour share their energy evenly over the run; streaks are rows or columns with more of it.",
-        "The mean energy a step of neighbouring rows (left) and of neighbouring columns (right), at most 48 bins of "
-        "each, over "
-        "the run." + f" The {len(shown)} parameters with the most energy, of {of}." * (len(shown) < of),
+        "The mean energy a step of a row (left) and of a column (right) over the run; neighbours are taken together "
+        "where "
+        "there are more than 48." + f" The {len(shown)} parameters with the most energy, of {of}." * (len(shown) < of),
         "energy a step",
         tuple(Plate(one.name, (_grid(one, one.rows, 0), _grid(one, one.columns, 1))) for one in shown),
         selector="parameter",
@@ -277,10 +290,12 @@ def _grid(one: Portrait, spread: Spread, dim: int) -> Grid:
     middles = [(a + b) / 2 for a, b in itertools.pairwise([0.0, *ends])]
     bins = len(spread.history[0]) if windows else 0
     width = math.ceil(count / max(1, bins))
-    values = tuple(zip(*spread.history, strict=True))
-    ys = tuple(i * width + (min(width, count - i * width) - 1) / 2 for i in range(bins))
+    members = [min(width, count - i * width) for i in range(bins)]
+    energies = zip(zip(*spread.history, strict=True), members, strict=True)
+    values = tuple(tuple(energy / own for energy in over_time) for over_time, own in energies)
+    ys = tuple(i * width + (own - 1) / 2 for i, own in enumerate(members))
     return Grid(f"{name}s", Axis("step"), Axis(name), tuple(middles), ys, values)
 
 
 def _shape(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
+    return "×".join(map(str, shape)) or "scalar"
