@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test test-integrations test-sanitized lint format bench publish docs build clean
+.PHONY: help reproduce test test-integrations test-sanitized lint format bench advice publish docs build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +48,10 @@ format: .venv/ready-test ## rewrite the code in the project's style
 bench: .venv/ready-bench ## time and memory of a step next to its peers (about 5 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
 	@$(BIN)/matrix-adagrad bench
+
+advice: .venv/ready-bench ## is the advisor's advice any good? (about 25 minutes, into results/advice/)
+	@echo "advice: the advisor's choices next to full-length runs"
+	@$(BIN)/python -m benchmarks.advice
 
 publish: .venv/ready ## put the results of make reproduce into README and docs/results/
 	@echo "publish: claims and figures of the full run, into README.md and docs/results/"

@@ -13,7 +13,7 @@ from tests.advisor.tasks import BY_COLUMN
 TRAIN = """
 import torch
 from torch import nn
-from matrix_adagrad.advisor import Task
+from matrix_adagrad.advisor import Candidate, Task, around
 
 x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 
@@ -23,6 +23,7 @@ def task():
         lambda model, rows: (model(x[rows]) - x[rows, :4]).square().mean(),
         lambda seed: torch.randperm(64).split(16),
         name="<b>mine</b>",
+        present=Candidate("SGD", lambda model, lr: torch.optim.SGD(model.parameters(), lr), around(0.1)),
     )
 
 def parts():
@@ -110,6 +111,7 @@ def test_advice_on_a_function_of_the_users_own(here, capsys, target):
     assert main(command) == 0
     shown, progress = capsys.readouterr()
     assert "Use " in shown
+    assert ("SGD, which you use now" in shown) is target.endswith("task")
     assert "steps" in progress
     plan = Plan.load(here / "advice" / "plan.json")
     plan.optimizer(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))

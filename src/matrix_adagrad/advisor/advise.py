@@ -98,7 +98,7 @@ def advise(
     Args:
         task: the model, its loss and its batches.
         families: the update rules that take part: ``"adagrad"``, ``"momentum"``.
-        present: the optimizer that you use now.
+        present: the optimizer that you use now; by default the task's.
         steps: of a run.
         seeds: how many runs each candidate is judged by, from 2 to 15.
         progress: called with the number of steps that are done, the number of all steps, and what is going on.
@@ -116,7 +116,7 @@ def advise(
         >>> advice = advise(task, families=["adagrad"], steps=16, seeds=2)
         >>> optimizer = advice.plan.optimizer(nn.Linear(8, 4))
     """
-    families = list(families)
+    families, present = list(families), present or task.present
     with torch.random.fork_rng():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
         everybody = race.everybody(families)

@@ -225,15 +225,20 @@ def _costs(task: Task, candidates: Sequence[Candidate]) -> list[tuple[float, flo
     optimizers = [one.make(model, 0.0) for one in candidates]
     gradients: list[float] = []
     steps: list[list[float]] = [[] for _ in optimizers]
+    on_accelerator = any(param.device.type != "cpu" for param in model.parameters())
+
+    def seconds(work: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        work()
+        if on_accelerator:
+            torch.accelerator.synchronize()
+        return time.perf_counter() - start
+
     for batch in task.stream(0, TIMED):
         model.zero_grad()
-        start = time.perf_counter()
-        task.loss(model, batch).backward()
-        gradients.append(time.perf_counter() - start)
+        gradients.append(seconds(lambda batch=batch: task.loss(model, batch).backward()))  # type: ignore[misc]
         for optimizer, taken in zip(optimizers, steps, strict=True):
-            start = time.perf_counter()
-            optimizer.step()
-            taken.append(time.perf_counter() - start)
+            taken.append(seconds(optimizer.step))
     gradient = statistics.median(gradients)
     return [
         (gradient, statistics.median(taken), state_bytes(optimizer))

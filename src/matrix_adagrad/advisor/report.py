@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from matrix_adagrad.advisor.portrait import Portrait
-from matrix_adagrad.text import columns
+from matrix_adagrad.text import columns, json_text
 
 __all__ = ["Report", "ScalarWriter"]
 
@@ -82,7 +80,7 @@ class Report:
 
     def to_json(self) -> str:
         """The text of a JSON file, with every number; null for one that is infinite or not a number."""
-        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
+        return json_text(self.to_dict())
 
     def write(self, writer: ScalarWriter, step: int | None = None) -> None:
         """Write the numbers as scalars: ``report.write(SummaryWriter(), step)`` for TensorBoard."""
@@ -96,11 +94,3 @@ def _oddities(one: Portrait) -> str:
         return "no gradient seen"
     found = [f"{one.dead} dead rows"] * bool(one.dead) + [f"{one.exploding} exploding"] * bool(one.exploding)
     return ", ".join(found + [f"{one.broken} broken steps"] * bool(one.broken))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from matrix_adagrad.advisor.candidates import Candidate
+
 __all__ = ["Task", "as_task"]
 
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -28,6 +30,7 @@ class Task:
             the model in ``eval()``; without them by the mean loss of the last quarter of the steps, each on its batch
             before the step.
         name: what the reports call it.
+        present: the optimizer that you train it with now, to take part in the race.
 
     Example:
         >>> import torch
@@ -47,6 +50,7 @@ class Task:
     batches: Batches
     held_out: Iterable[Any] | None = None
     name: str = "model"
+    present: Candidate | None = None
 
     def start(self, seed: int) -> nn.Module:
         """The model that this seed starts from."""
