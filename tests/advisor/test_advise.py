@@ -69,7 +69,7 @@ def test_energy_that_differs_by_column_is_seen_and_planned_for(advice):
 
 
 def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_present_optimizer_does(advice):
-    assert advice.plan.verdict.startswith("Use column adagrad with lr")
+    assert advice.plan.verdict.startswith("Use “column adagrad” with lr")
     assert "Its state takes 24 B, and 124 B with one scale for each entry." in advice.plan.verdict
     assert "SGD, which you use now, is" in advice.plan.verdict
     assert "SGD (now)" in str(advice)

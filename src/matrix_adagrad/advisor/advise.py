@@ -175,7 +175,7 @@ def reason(one: Portrait, geometry: str) -> str:
 def verdict(result: Result) -> str:
     """What the race has shown, in a sentence or two."""
     chosen, best = result.chosen, result.best
-    said = [f"Use {chosen.name} with lr {chosen.outcome.lr:.2g}: {_standing(chosen, best)}."]
+    said = [f"Use “{chosen.name}” with lr {chosen.outcome.lr:.2g}: {_standing(chosen, best)}."]
     entry = next((one for one in result.standings if one.name == f"entry {chosen.outcome.candidate.family}"), None)
     if entry is not None and entry is not chosen and chosen.state_bytes < entry.state_bytes:
         said.append(
