@@ -1,8 +1,10 @@
-"""Projections are exact in the metric: by the variational inequality, by a solver, and by their own laws."""
+"""Projections are exact in the metric: by the variational inequality and by their own laws.
+
+A convex solver finds the same points: tests/integration/test_solvers.py.
+"""
 
 import math
 
-import cvxpy
 import numpy
 import pytest
 import torch
@@ -24,7 +26,7 @@ from matrix_adagrad.domains import (
     RowSimplex,
     Simplices,
 )
-from matrix_adagrad.domains.base import Domain, _labels
+from matrix_adagrad.domains.base import Domain
 
 from .table import BOUNDED, DOMAINS, SCALES, SHAPE, draw, draw_scale, violation
 
@@ -63,43 +65,6 @@ def test_onto_half_spaces_the_force_is_zero_inside_and_outward_at_the_bound(kind
         assert torch.equal(y > domain.low, x > domain.low)
         assert torch.equal(y[y > domain.low], x[x > domain.low])
         assert (y >= domain.low).all()
-
-
-def constraints(domain, y):
-    """The same set in the words of cvxpy."""
-    if isinstance(domain, RowProduct):
-        ends = numpy.cumsum([0, *(rows for rows, _ in domain.parts)])
-        return [
-            c
-            for (_, part), low, high in zip(domain.parts, ends, ends[1:], strict=False)
-            for c in constraints(part, y[low:high])
-        ]
-    if isinstance(domain, Box):
-        return [y >= domain.low] * math.isfinite(domain.low) + [y <= domain.high] * math.isfinite(domain.high)
-    labels = _labels(domain.geometry, y.shape).reshape(y.shape).numpy()
-    rules = []
-    for block in range(labels.max() + 1):
-        entries = cvxpy.hstack([y[i, j] for i, j in zip(*numpy.nonzero(labels == block), strict=True)])
-        if isinstance(domain, Balls):
-            rules.append(cvxpy.norm(entries, 2) <= domain.radius)
-        elif isinstance(domain, L1Balls):
-            rules.append(cvxpy.norm(entries, 1) <= domain.radius)
-        elif isinstance(domain, Simplices):
-            rules += [entries >= 0, cvxpy.sum(entries) == domain.total]
-    return rules
-
-
-@both
-def test_a_solver_finds_the_same_point(domain, kind):
-    x, scale = 2 * draw(7), draw_scale(kind, 7)
-    y = cvxpy.Variable(SHAPE)
-    weights = numpy.sqrt(scale.expand(SHAPE).numpy())
-    distance = cvxpy.sum_squares(cvxpy.multiply(weights, y - x.numpy()))
-    least = cvxpy.Problem(cvxpy.Minimize(distance), constraints(domain, y)).solve(solver="CLARABEL")
-    ours = domain.project(x, scale)
-    assert float((scale * (x - ours).square()).sum()) == pytest.approx(least, rel=1e-6, abs=1e-6)
-    # The solver stops at a gap of 1e-8: in the metric its point is within the root of that.
-    torch.testing.assert_close(ours, torch.from_numpy(y.value), rtol=0, atol=2e-4)
 
 
 @given(
