@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.pages import DOCS, put, table
+from matrix_adagrad.advisor.result import CLOSE, LEVEL
 from matrix_adagrad.intervals import Interval, interval
 
 __all__ = ["publish", "text"]
 
-LEVEL = ("best", "no difference", "within 1 %")
 OUTSIDE = ("Adam", "SGD", "Adafactor", "Muon")
 
 Found = dict[str, Any]
@@ -26,14 +26,16 @@ def publish(found: Sequence[Found]) -> None:
 def text(found: Sequence[Found]) -> str:
     """All tables, with the sentences that sum them up."""
     right = [one for one in found if _chosen(one)["verdict"] in LEVEL]
+    close = [one for one in right if _behind(_chosen(one), _best(one)) <= CLOSE]
     costs = [_behind(_chosen(one), _best(one)) for one in found if one not in right]
-    largest = f" The others cost {_percent(min(costs))} to {_percent(max(costs))} of the best loss." if costs else ""
+    wrong = f" On the others it ended {_percent(min(costs))} to {_percent(max(costs))} above the best." if costs else ""
     versions = ", ".join(sorted({f"torch {one['torch']}" for one in found}))
     minutes = statistics.median(one["advised_seconds"] for one in found) / 60
     return "\n\n".join(
         (
-            f"On {len(right)} of {len(found)} tasks the chosen candidate was level with the best one at full "
-            f"length.{largest} A piece of advice took {minutes:.1f} minutes in the median, on one core ({versions}).",
+            f"On **{len(right)} of {len(found)}** tasks the chosen candidate was level with the best one at full length, on "
+            f"{len(close)} of them with a loss at most {CLOSE:.0%} above.{wrong} Advice took {minutes:.1f} minutes in the "
+            f"median, on one core that was shared ({versions}).",
             _choices(found),
             "Outside optimizers at full length, each with its own learning rate, tuned in the same way: by how much of "
             "the loss of the best candidate they end above it (+) or below it (−). Bold: the paired 95 % interval has "

@@ -71,7 +71,7 @@ def test_energy_that_differs_by_column_is_seen_and_planned_for(advice):
 def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_present_optimizer_does(advice):
     assert advice.plan.verdict.startswith("Use “column adagrad” with lr")
     assert "Its state takes 24 B, and 124 B with one scale for each entry." in advice.plan.verdict
-    assert "SGD, which you use now, is" in advice.plan.verdict
+    assert "SGD, which you use now, with 0 B of state, ends above it by +" in advice.plan.verdict
     assert "SGD (now)" in str(advice)
 
 
@@ -99,15 +99,14 @@ def test_the_page_has_the_plan_the_race_and_the_heat_maps(advice):
 
 def test_vectors_alone_have_nothing_to_choose_from_and_a_plan_all_the_same():
     task = Task(lambda: nn.LayerNorm(4), lambda model, x: (model(x) - x).square().mean(), [torch.randn(8, 4)])
-    advice = advise(task, families=["adagrad"], steps=8, seeds=2)
+    advice = advise(task, families=["adagrad"], steps=16, seeds=2)
     assert {choice.value for choice in advice.plan.choices} <= {Entry(), Whole()}
     assert len(advice.race.standings) == 2
-    assert all("no rows" in choice.reason or "agree" in choice.reason for choice in advice.plan.choices)
 
 
 @pytest.mark.parametrize("target", ["my_training:task", "my_training.py:parts"])
 def test_advice_on_a_function_of_the_users_own(here, capsys, target):
-    command = ["advise", target, "--steps", "8", "--seeds", "2", "--families", "adagrad"]
+    command = ["advise", target, "--steps", "16", "--seeds", "2", "--family", "adagrad"]
     assert main(command) == 0
     shown, progress = capsys.readouterr()
     assert "Use " in shown
@@ -115,17 +114,12 @@ def test_advice_on_a_function_of_the_users_own(here, capsys, target):
     assert "steps" in progress
     plan = Plan.load(here / "advice" / "plan.json")
     plan.optimizer(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
-    assert sorted(file.name for file in (here / "advice").iterdir()) == [
-        "README",
-        "advice.html",
-        "advice.json",
-        "plan.json",
-    ]
+    assert sorted(file.name for file in (here / "advice").iterdir()) == ["advice.html", "advice.json", "plan.json"]
     assert "<b>mine</b>" not in (here / "advice" / "advice.html").read_text()
 
 
 def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
-    command = ["advise", "my_training:task", "--steps", "8", "--seeds", "2", "--families", "momentum", "--json"]
+    command = ["advise", "my_training:task", "--steps", "16", "--seeds", "2", "--family", "momentum", "--json"]
     assert main([*command, "--out", str(here / "there")]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "<b>mine</b>"
 
@@ -142,7 +136,7 @@ def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
     ],
 )
 def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, message):
-    assert main(["advise", target, "--steps", "8", "--seeds", "2", "--families", "adagrad"]) == 1
+    assert main(["advise", target, "--steps", "16", "--seeds", "2", "--family", "adagrad"]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("matrix-adagrad advise: ")
     assert message in error
@@ -161,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_race(here, capsys
     assert "file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", [["--seeds", "1"], ["--steps", "4"], ["--demo", "none"], ["--families", "adam"], []])
+@pytest.mark.parametrize("wrong", [["--seeds", "1"], ["--steps", "4"], ["--demo", "none"], ["--family", "adam"], []])
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(SystemExit, match="2"):
         main(["advise", *(["my_training:task"] if wrong and wrong[0] != "--demo" else []), *wrong])

@@ -1,7 +1,10 @@
 import itertools
 import json
 import math
+import random
+import sys
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -11,6 +14,7 @@ from matrix_adagrad.advisor import Candidate, Task, around, race
 from matrix_adagrad.advisor.candidates import distinct, ours, uniform
 from matrix_adagrad.advisor.race import RUNGS, Race, train
 from matrix_adagrad.advisor.result import AstrayError
+from matrix_adagrad.geometry import Entry, Whole
 from tests.advisor.tasks import BY_COLUMN, EVEN
 
 ADAM = Candidate("Adam", lambda model, lr: torch.optim.Adam(model.parameters(), lr), around(0.01))
@@ -161,14 +165,14 @@ def test_batches_that_do_not_last_are_an_error(batches, message):
 def test_the_race_leaves_the_users_random_numbers_alone():
     candidates = [entry()]
     torch.manual_seed(5)
-    race(EVEN.make_model, EVEN.loss, EVEN.batches, candidates=candidates, steps=8, seeds=2)
+    race(EVEN.make_model, EVEN.loss, EVEN.batches, candidates=candidates, steps=16, seeds=2)
     after = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))
 
 
 def test_state_is_what_the_geometry_says():
-    one = Race(EVEN, steps=8, seeds=2)
+    one = Race(EVEN, steps=16, seeds=2)
     result = one.run(one.everybody())
     counter = 4  # the number of steps
     for standing in result.standings:
@@ -188,7 +192,7 @@ def test_what_does_the_same_takes_part_once():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"steps": 7}, "steps must be from 8 to .* got 7"), ({"seeds": 1}, "seeds must be from 2 to 15, got 1")],
+    [({"steps": 15}, "steps must be from 16 to .* got 15"), ({"seeds": 1}, "seeds must be from 2 to 15, got 1")],
 )
 def test_wrong_numbers_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -197,7 +201,7 @@ def test_wrong_numbers_are_refused(arguments, message):
 
 def test_two_candidates_of_one_name_are_refused():
     with pytest.raises(ValueError, match="there twice: Adam"):
-        Race(EVEN, steps=8).run([ADAM, ADAM])
+        Race(EVEN, steps=16).run([ADAM, ADAM])
 
 
 @pytest.mark.parametrize("lrs", [(), (0.1,), (0.1, 0.01), (0.0, 0.1), (0.1, 0.1)])
@@ -214,3 +218,106 @@ def test_a_family_that_does_not_exist_is_named():
 def test_make_model_must_make_a_model():
     with pytest.raises(TypeError, match="make_model must return a module, got int"):
         Task(lambda: 3, max, []).start(0)
+
+
+def first_losses(batches, **changes):
+    task = Task(changes.get("make_model", EVEN.make_model), changes.get("loss", EVEN.loss), batches)
+    return [train(task, lambda model: ADAM.make(model, 0.01), 0, 3).losses for _ in range(2)]
+
+
+def test_whatever_shuffles_the_batches_they_are_the_same_in_every_run_of_a_seed():
+    data = list(itertools.islice(EVEN.batches(0), 8))
+    own = DataLoader(data, batch_size=None, shuffle=True, generator=torch.Generator().manual_seed(1))
+    by_numpy = lambda _: (data[i] for i in itertools.cycle(numpy.random.permutation(8)))  # noqa: E731, NPY002
+    by_python = lambda _: (random.choice(data) for _ in itertools.count())  # noqa: E731
+    for batches in (own, by_numpy, by_python):
+        first, again = first_losses(batches)
+        assert first == again
+
+
+@pytest.mark.parametrize("once", [itertools.cycle([1]), iter([1]), map(int, [1]), (i for i in [1])])
+def test_batches_that_can_be_read_only_once_are_refused(once):
+    with pytest.raises(TypeError, match="can be read only once"):
+        Task(nn.Identity, max, once)
+
+
+def test_runs_that_do_not_start_alike_are_not_compared():
+    hidden = itertools.count()
+    task = Task(EVEN.make_model, lambda model, batch: EVEN.loss(model, batch) + next(hidden), EVEN.batches)
+    with pytest.raises(ValueError, match="two runs of seed 0 start with the losses"):
+        Race(task, steps=16, seeds=2).train(entry())
+
+
+def test_held_out_batches_may_come_from_an_iterator():
+    task = Task(EVEN.make_model, EVEN.loss, EVEN.batches, held_out=itertools.islice(EVEN.batches(7), 2))
+    assert Race(task, steps=16, seeds=2).train(entry()).score < math.inf
+
+
+def test_a_model_that_comes_in_eval_mode_is_trained_in_training_mode():
+    assert Task(lambda: nn.Dropout().eval(), max, []).start(0).training
+
+
+def test_a_loss_may_start_at_zero_and_may_need_gradients_inside():
+    def penalised(model, batch):
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return EVEN.loss(model, batch) + slope.square().mean()
+
+    task = Task(EVEN.make_model, penalised, EVEN.batches, held_out=list(itertools.islice(EVEN.batches(7), 1)))
+    assert Race(task, steps=16, seeds=2).train(entry()).score < math.inf
+    flat = Task(lambda: Flat(), lambda model, batch: model(batch), EVEN.batches)
+    assert Race(flat, steps=16, seeds=2).train(flat_entry()).score < math.inf
+
+
+class Flat(nn.Module):
+    """Its loss is 0 at the start, and noise drives it away."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6, 5))
+
+    def forward(self, batch):
+        return (self.weight * batch[0][:6]).sum().square() + (self.weight * batch[0][6:12]).sum()
+
+
+def flat_entry():
+    return ours("entry", "momentum", uniform(Flat(), "entry"))
+
+
+def test_states_in_lists_count():
+    class Listed(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self.state[param]["halves"] = [torch.zeros(3), torch.zeros(2)]
+
+    result = Race(EVEN, steps=16, seeds=2).run(
+        [Candidate("listed", lambda m, lr: Listed(m.parameters(), lr), (0.01, 0.02))]
+    )
+    assert result["listed"].state_bytes == 20
+
+
+def test_large_states_are_measured_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(sys.modules[Race.__module__], "TOGETHER", 0)
+    one = Race(EVEN, steps=16, seeds=2)
+    result = one.run([entry(), entry("adagrad")])
+    assert result["entry momentum"].state_bytes == 2 * 120 + 4
+
+
+def test_rates_beside_one_lie_half_way_to_its_neighbours():
+    uneven = Candidate("x", ADAM.make, (0.01, 0.1, 0.4))
+    assert uneven.beside(0.1) == pytest.approx((0.1 / 10**0.5, 0.2))
+    assert uneven.beside(0.4) == pytest.approx((0.2, 0.8))
+    assert uneven.beside(0.01) == pytest.approx((0.01 / 10**0.5, 0.1 / 10**0.5))
+
+
+def test_lazy_parameters_are_named():
+    task = Task(lambda: nn.LazyLinear(3), EVEN.loss, EVEN.batches)
+    with pytest.raises(ValueError, match="weight has no shape yet: let make_model run the model once"):
+        Race(task, steps=16).everybody()
+
+
+def test_a_single_row_is_the_whole_and_takes_part_once():
+    assert uniform(nn.Linear(8, 1), "row") == {"weight": Whole(), "bias": Entry()}
+    assert uniform(nn.Linear(8, 1), "column") == {"weight": Entry(), "bias": Entry()}

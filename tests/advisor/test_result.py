@@ -3,7 +3,7 @@ import math
 import pytest
 
 from matrix_adagrad.advisor import Candidate, Outcome, Result, Run
-from matrix_adagrad.advisor.result import size
+from matrix_adagrad.advisor.result import AstrayError, size
 from matrix_adagrad.geometry import Row
 
 COST = (1e-3, 1e-4, 100)
@@ -55,8 +55,35 @@ def test_outside_optimizers_can_be_best_and_are_not_chosen():
     one = result(outcome("Muon", [1.0, 1.1, 1.2], geometries=False), outcome("row", [2.0, 2.1, 2.2]))
     assert one.best.name == "Muon"
     assert one.chosen.name == "row"
-    with pytest.raises(ValueError, match="no candidate of this race has geometries"):
-        _ = result(outcome("Muon", [1.0, 1.1], geometries=False)).chosen
+
+
+def test_without_an_optimizer_of_ours_that_trains_there_is_nothing_to_plan_with():
+    outside = outcome("Muon", [1.0, 1.1], geometries=False)
+    for one in (result(outside), result(outside, outcome("row", [math.inf, math.inf]))):
+        with pytest.raises(AstrayError, match="nothing to plan with"):
+            _ = one.chosen
+        assert "→" not in one.table()
+        assert one.to_dict()["chosen"] is None
+
+
+def test_the_choice_is_among_ours_also_if_another_is_best():
+    ours = {"entry": [1.5, 1.6, 1.7], "row": [1.501, 1.599, 1.7]}
+    one = result(
+        outcome("Muon", [1.0, 1.1, 1.2], geometries=False),
+        *(outcome(name, scores) for name, scores in ours.items()),
+        states=[1, 1000, 10],
+    )
+    assert one.chosen.name == "row"
+
+
+def test_seeds_that_change_nothing_are_noticed():
+    assert not result(outcome("a", [1.0, 1.0])).seeds_differ
+    assert result(outcome("a", [1.0, 1.1])).seeds_differ
+
+
+def test_a_candidate_that_failed_at_every_rate_has_no_good_ones():
+    one = outcome("a", [math.inf, math.inf], rungs=({0.01: math.inf, 0.1: math.inf},))
+    assert one.good is None
 
 
 def test_good_rates_are_neighbours_of_the_best_that_lose_a_quarter_of_its_way_at_most():

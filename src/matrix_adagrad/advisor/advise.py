@@ -17,7 +17,7 @@ from matrix_adagrad.advisor.plan import Choice, Plan
 from matrix_adagrad.advisor.portrait import Portrait
 from matrix_adagrad.advisor.probe import Probe, Report
 from matrix_adagrad.advisor.race import Progress, Race
-from matrix_adagrad.advisor.result import Result, Standing, size
+from matrix_adagrad.advisor.result import Result, Standing, difference, size
 from matrix_adagrad.advisor.task import Task
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.text import columns, json_text
@@ -117,6 +117,8 @@ def advise(
         >>> optimizer = advice.plan.optimizer(nn.Linear(8, 4))
     """
     families, present = list(families), present or task.present
+    if not families:
+        raise ValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
     with torch.random.fork_rng():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
         everybody = race.everybody(families)
@@ -159,7 +161,9 @@ def make_plan(result: Result, report: Report) -> Plan:
 
 def reason(one: Portrait, geometry: str) -> str:
     """What the probe has to say about a choice."""
-    if not one.is_matrix and geometry != "whole":
+    if not one.gradients["whole"]:
+        return "no gradient was seen"
+    if geometry == "entry" and not one.is_matrix:
         return "it has no rows and columns to choose from"
     if geometry == "entry":
         best = max(("row", "column"), key=lambda name: one.agreement[name])
@@ -177,19 +181,27 @@ def verdict(result: Result) -> str:
     chosen, best = result.chosen, result.best
     said = [f"Use “{chosen.name}” with lr {chosen.outcome.lr:.2g}: {_standing(chosen, best)}."]
     entry = next((one for one in result.standings if one.name == f"entry {chosen.outcome.candidate.family}"), None)
-    if entry is not None and entry is not chosen and chosen.state_bytes < entry.state_bytes:
-        said.append(
-            f"Its state takes {size(chosen.state_bytes)}, and {size(entry.state_bytes)} with one scale for each entry."
-        )
+    if entry is not None and chosen.state_bytes < entry.state_bytes:
+        states = size(chosen.state_bytes), size(entry.state_bytes)
+        said.append("Its state takes {}, and {} with one scale for each entry.".format(*states))
     if result.present is not None:
-        now = result[result.present]
-        gap = now.outcome.score - chosen.outcome.score
-        word = "behind" if gap > 0 else "ahead of"
-        level = "level with it" if now.is_level and chosen.is_level else f"{abs(gap):.3g} {word} it"
-        said.append(f"{now.name}, which you use now, is {level}, with {size(now.state_bytes)} of state.")
+        said.append(_present(result[result.present], chosen))
     if chosen.outcome.is_at_edge:
         said.append("Its learning rate is at the edge of those that were tried: a better one may lie beyond.")
+    if not result.seeds_differ:
+        said.append("All seeds gave the same run, so that intervals mean nothing: let batches depend on the seed.")
     return " ".join(said)
+
+
+def _present(now: Standing, chosen: Standing) -> str:
+    """How the present optimizer stands to the chosen one."""
+    said = f"{now.name}, which you use now, with {size(now.state_bytes)} of state,"
+    if math.isinf(now.outcome.score):
+        return f"{said} failed."
+    apart = difference(now.outcome, chosen.outcome)
+    if apart.low <= 0 <= apart.high:
+        return f"{said} shows no difference from it ({apart})."
+    return f"{said} ends {'above' if apart.mean > 0 else 'below'} it by {apart}."
 
 
 def _standing(chosen: Standing, best: Standing) -> str:

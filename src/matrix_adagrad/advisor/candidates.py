@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from matrix_adagrad.geometry import Entry, Geometry, as_geometry
+from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry
 from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, geometry_groups
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.groups import unwrapped
@@ -82,21 +84,40 @@ class Candidate:
         if len(self.lrs) < 2 or list(self.lrs) != sorted(set(self.lrs)) or not 0 < self.lrs[0] < math.inf:
             raise ValueError(f"{self.name}: lrs must be at least two rates, positive and ascending, got {self.lrs}")
 
+    def beside(self, lr: float) -> tuple[float, float]:
+        """The rates half-way to the neighbours of one of them, or as far beyond if it is the first or the last."""
+        i, half = self.lrs.index(lr), [math.sqrt(b / a) for a, b in itertools.pairwise(self.lrs)]
+        return lr / half[max(0, i - 1)], lr * half[min(i, len(half) - 1)]
+
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name; a tied one has its first."""
-    return {name: param for name, param in unwrapped(model).named_parameters() if param.requires_grad}
+    found = {name: param for name, param in unwrapped(model).named_parameters() if param.requires_grad}
+    lazy = [name for name, param in found.items() if is_lazy(param)]
+    if lazy:
+        raise ValueError(f"{lazy[0]} has no shape yet: let make_model run the model once")
+    return found
 
 
 def uniform(model: nn.Module, geometry: Geometry | str) -> dict[str, Geometry]:
-    """One geometry for everything; what it does not tell apart in a vector is scaled by entry."""
+    """One geometry for everything, by its simplest name: in a vector a row is an entry, a single row is the whole."""
     one = as_geometry(geometry)
-    return {name: one if one.dims(param.shape) else Entry() for name, param in trained(model).items()}
+    return {name: _simplest(one, param.shape) for name, param in trained(model).items()}
+
+
+def _simplest(geometry: Geometry, shape: Sequence[int]) -> Geometry:
+    if geometry.members(shape) <= 1:
+        return Entry()
+    return Whole() if geometry.scales(shape) == 1 else geometry
 
 
 def by_kind(model: nn.Module) -> dict[str, Geometry]:
     """The geometries that `geometry_groups` gives, by the kind of layer."""
-    return {name: group["geometry"] for group in geometry_groups(model) for name, param in group["params"]}
+    return {
+        name: _simplest(group["geometry"], param.shape)
+        for group in geometry_groups(model)
+        for name, param in group["params"]
+    }
 
 
 def ours(name: str, family: str, geometries: Mapping[str, Geometry]) -> Candidate:

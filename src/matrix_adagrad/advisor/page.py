@@ -11,7 +11,8 @@ import torch
 
 from matrix_adagrad.advisor.advise import Advice
 from matrix_adagrad.advisor.portrait import GEOMETRIES, Portrait, Spread
-from matrix_adagrad.advisor.result import Outcome, Result, size
+from matrix_adagrad.advisor.report import Report
+from matrix_adagrad.advisor.result import Outcome, Result, rates, size
 from matrix_adagrad.report import page
 from matrix_adagrad.report.document import Axis, Document, Figure, Grid, HeatMap, Line, Panel, Plate, Section, Table
 from matrix_adagrad.version import __version__
@@ -35,7 +36,7 @@ def document(advice: Advice) -> Document:
         (("matrix-adagrad", __version__), ("torch", torch.__version__), ("steps of a run", str(advice.race.steps))),
         quick=False,
         leading=("race-curves", "race-rates", "race-state"),
-        sections=(_plan(advice), _race(advice.race), _probe(advice.probe.portraits)),
+        sections=(_plan(advice), _race(advice.race), _probe(advice.probe)),
         files=False,
     )
 
@@ -76,10 +77,9 @@ def _race(race: Result) -> Section:
         "race",
         "The race",
         (
-            "Every candidate chose its learning rate by successive halving over "
-            f"{len(race.best.outcome.candidate.lrs)} rates, on seeds of their own, and then trained for {race.steps} "
-            f"steps on {seeds} other seeds. All of them had the same starts and the same batches, so that losses are "
-            "compared seed by seed.",
+            f"Every candidate chose its learning rate by successive halving over {_counts(race)} rates, on seeds of "
+            f"their own, and then trained for {race.steps} steps on {seeds} other seeds. All of them had the same "
+            "starts and the same batches, so that losses are compared seed by seed.",
             "“No difference” means that the 95 % interval of the paired difference has 0 in it: with more seeds one "
             "might show itself. “Within 1 %” is a difference that was seen and that is smaller than a hundredth of the "
             "best loss.",
@@ -88,12 +88,16 @@ def _race(race: Result) -> Section:
     )
 
 
+def _counts(race: Result) -> str:
+    counts = sorted({len(one.candidate.lrs) for one in race.outcomes})
+    return " or ".join(map(str, counts))
+
+
 def _standings(race: Result) -> Table:
     rows = []
     for one in race.standings:
         name = one.name + " (now)" * (one.name == race.present) + " ← the plan" * (one is race.chosen)
         behind = "" if one is race.best or one.verdict == "failed" else str(one.difference)
-        low, high = one.outcome.good
         rows.append(
             (
                 name,
@@ -101,7 +105,7 @@ def _standings(race: Result) -> Table:
                 behind,
                 one.verdict,
                 f"{one.outcome.lr:.2g}" + " (edge)" * one.outcome.is_at_edge,
-                f"{low:.2g} – {high:.2g}",
+                rates(one.outcome.good),
                 f"{1e3 * (one.gradient_seconds + one.step_seconds):.3g}",
                 f"{1e3 * one.step_seconds:.2g}",
                 size(one.state_bytes),
@@ -181,13 +185,14 @@ def _states(race: Result) -> Figure:
         f"{race.chosen.name} takes {size(race.chosen.state_bytes)}; the largest state is "
         f"{size(max(one.state_bytes for one in finite))}.",
         "One point for each candidate; low and to the left is good.",
-        Axis("bytes of state", log=True),
+        Axis("bytes of state", log=all(one.state_bytes for one in finite)),
         Axis("loss"),
         (Panel("", tuple(Line(one.name, (one.state_bytes,), (one.outcome.score,)) for one in finite)),),
     )
 
 
-def _probe(portraits: Sequence[Portrait]) -> Section:
+def _probe(report: Report) -> Section:
+    portraits = report.portraits
     matrices = [one for one in portraits if one.is_matrix]
     shown = sorted(matrices, key=lambda one: -one.gradients["whole"])[:SHOWN]
     parts: list[Table | HeatMap] = [_numbers(portraits), _course(portraits), _bounds(portraits)]
@@ -197,8 +202,8 @@ def _probe(portraits: Sequence[Portrait]) -> Section:
         "probe",
         "What the probe saw",
         (
-            "The probe looked on at the best run with one scale for each entry. The energy of an entry is the sum of "
-            "its squared gradients: AdaGrad divides by the root of it.",
+            f"The probe looked on at the best run with one scale for each entry ({report.looks}). The energy of an "
+            "entry is the sum of its squared gradients: AdaGrad divides by the root of it.",
         ),
         tuple(parts),
     )

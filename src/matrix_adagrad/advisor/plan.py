@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ValueError(f"plan: family must be one of {', '.join(map(repr, FAMILIES))}, got {self.family!r}")
-        if not isinstance(self.lr, int | float) or not self.lr > 0:
+        if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
             raise ValueError(f"plan: lr must be a positive number, got {self.lr!r}")
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -138,7 +139,6 @@ class Plan:
             raise ValueError(f"plan: {'; '.join(said)}")
         choices = []
         for name, one in found["parameters"].items():
-            one = {"geometry": one} if isinstance(one, str) else one
             if not isinstance(one, dict) or "geometry" not in one or "shape" not in one:
                 raise ValueError(f"plan: {name} needs a geometry and a shape, got {one!r}")
             choices.append(Choice(str(name), tuple(one["shape"]), one["geometry"], one.get("reason", "")))

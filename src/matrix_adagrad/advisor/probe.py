@@ -23,6 +23,7 @@ from matrix_adagrad.optim.state import here, is_sharded
 __all__ = ["Probe", "Report"]
 
 BUDGET = 0.05  # of the time
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples come around to no number
 SHARDED = 16  # machines that share a parameter must look at the same steps, so they count them
 
 
@@ -40,8 +41,8 @@ class Probe:
     Args:
         model: the model, also compiled or wrapped; it gives parameters their names.
         optimizer: the optimizer that trains it, of any kind; or several.
-        every: look at every so many steps, instead of as often as the time allows (at every 16th, where parameters are
-            sharded: there machines must look at the same steps).
+        every: look at one step in so many, at irregular distances, instead of as often as the time allows (one in 16
+            where parameters are sharded: there machines must look at the same steps).
 
     Example:
         >>> import torch
@@ -109,7 +110,7 @@ class Probe:
         track = self._tracks[optimizer]
         track.steps += 1
         track.looked.clear()  # of a step that failed
-        is_due = time.perf_counter() >= track.not_before if self.every is None else track.steps % self.every == 0
+        is_due = time.perf_counter() >= track.not_before if self.every is None else self._is_chosen(track.steps)
         if not is_due or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -126,6 +127,11 @@ class Probe:
         if len(args) > 1:
             return (args[0], closure_and_look, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_and_look}
+
+    def _is_chosen(self, step: int) -> bool:
+        """One step in so many, at irregular distances: looks must not fall in step with batches that come around."""
+        assert self.every is not None
+        return step * _GOLDEN % 1 * self.every < 1
 
     @torch.no_grad()
     def _look(self, optimizer: Optimizer, track: _Track) -> None:

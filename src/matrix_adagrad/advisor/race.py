@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from matrix_adagrad.advisor.candidates import FAMILIES, UNIFORM, Candidate, distinct, ours, uniform
 from matrix_adagrad.advisor.result import Outcome, Result, Run
@@ -20,9 +22,10 @@ from matrix_adagrad.advisor.task import Batches, Task
 __all__ = ["Race", "race"]
 
 RUNGS = 3  # all learning rates for an eighth of the steps, the better half for a quarter, and half of those for half
-ALLOWED_STEPS, ALLOWED_SEEDS = range(2**RUNGS, 10**9), range(2, 16)
+ALLOWED_STEPS, ALLOWED_SEEDS = range(2 ** (RUNGS + 1), 10**9), range(2, 16)
 TIMED = 15  # steps
-LOST = 1e3  # a loss so many times that of the start will not come back in time
+SAME = 1e-3  # runs of one seed must start with the same loss, up to rounding
+TOGETHER = 1 << 30  # bytes of states that may be there at once when steps are timed
 
 Progress = Callable[[int, int, str], None]  # steps that are done, of how many, and what is going on
 Watch = Callable[[nn.Module, Optimizer], AbstractContextManager[Any]]
@@ -94,6 +97,7 @@ class Race:
         self.tuning = (first, first + 1)
         self.done, self.total = 0, 0
         self._starts: dict[int, float] = {}  # what the untrained model of a seed is judged by
+        self._first: dict[int, float] = {}  # the loss of its first batch
         self._progress = progress or (lambda *_: None)
 
     def everybody(self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM) -> list[Candidate]:
@@ -125,8 +129,7 @@ class Race:
             rungs.append({lr: self._try(candidate, lr, rung) for lr in lrs})
             best_first = sorted(lrs, key=lambda lr: rungs[-1][lr])
             lrs = tuple(sorted(best_first[: _halved(len(lrs))]))
-        between = math.sqrt(candidate.lrs[1] / candidate.lrs[0])
-        for lr in (best_first[0] / between, best_first[0] * between):  # the last rung once more, half a step aside
+        for lr in candidate.beside(best_first[0]):  # the last rung once more, half a step aside
             rungs[-1][lr] = self._try(candidate, lr, RUNGS - 1)
         lr = min(rungs[-1], key=lambda lr: rungs[-1][lr])
         start = self._starts[self.tuning[0]]
@@ -158,6 +161,12 @@ class Race:
         if seed not in self._starts:
             self._starts[seed] = judge_start(self.task, seed)
         run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, watch)
+        first = self._first.setdefault(seed, run.losses[0])
+        if not math.isclose(run.losses[0], first, rel_tol=SAME, abs_tol=1e-30) and math.isfinite(first):
+            raise ValueError(
+                f"two runs of seed {seed} start with the losses {first:g} and {run.losses[0]:g}: the model or the "
+                "batches depend on something else than the seed, and runs cannot be compared"
+            )
         self.done += steps
         return run
 
@@ -188,7 +197,7 @@ def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: 
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
-            if not math.isfinite(losses[-1]) or losses[-1] > LOST * max(abs(losses[0]), 1e-30):
+            if not math.isfinite(losses[-1]):
                 return Run(tuple(losses), math.inf)
     score = judge(task, model)
     if score is None:
@@ -196,21 +205,19 @@ def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: 
     return Run(tuple(losses), score if math.isfinite(score) else math.inf)
 
 
-@torch.no_grad()
 def judge_start(task: Task, seed: int) -> float:
     """What a run that learns nothing would be judged by, or about that."""
     model = task.start(seed)
     score = judge(task, model)
-    return float(task.loss(model, next(task.stream(seed, 1)))) if score is None else score
+    return float(task.loss(model, next(task.stream(seed, 1))).detach()) if score is None else score
 
 
-@torch.no_grad()
 def judge(task: Task, model: nn.Module) -> float | None:
-    """The mean loss over the held-out batches, if there are any."""
+    """The mean loss over the held-out batches, if there are any. With gradients on: a loss may need them inside."""
     if task.held_out is None:
         return None
     model.eval()
-    losses = [float(task.loss(model, batch)) for batch in task.held_out]
+    losses = [float(task.loss(model, batch).detach()) for batch in task.held_out]
     model.train()
     if not losses:
         raise ValueError("held_out is empty: give batches, or leave it out")
@@ -218,35 +225,40 @@ def judge(task: Task, model: nn.Module) -> float | None:
 
 
 def _costs(task: Task, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
-    """The seconds of a gradient, and of each candidate's step after it, and its bytes of state: steps of all of them in
-    turn, on the same model, so that whatever else the machine does hits them alike; medians.
+    """The seconds of a gradient, and of each candidate's step after it, and its bytes of state.
+
+    Steps of all of them in turn, on the same model, so that whatever else the machine does hits them alike; medians.
+    Where their states would take too much memory, one candidate after the other.
     """
     model = task.start(0)
-    optimizers = [one.make(model, 0.0) for one in candidates]
+    states = 2 * len(candidates) * sum(param.nbytes for param in model.parameters())
+    together = len(candidates) if states <= TOGETHER else 1
     gradients: list[float] = []
-    steps: list[list[float]] = [[] for _ in optimizers]
-    on_accelerator = any(param.device.type != "cpu" for param in model.parameters())
+    costs: list[tuple[float, int]] = []
+    for start in range(0, len(candidates), together):
+        optimizers = [one.make(model, one.lrs[0]) for one in candidates[start : start + together]]
+        steps: list[list[float]] = [[] for _ in optimizers]
+        for batch in task.stream(0, TIMED):
+            model.zero_grad()
+            gradients.append(_seconds(model, functools.partial(_backward, task, model, batch)))
+            for optimizer, taken in zip(optimizers, steps, strict=True):
+                taken.append(_seconds(model, optimizer.step))
+        costs += [(statistics.median(taken), state_bytes(one)) for one, taken in zip(optimizers, steps, strict=True)]
+    return [(statistics.median(gradients), *cost) for cost in costs]
 
-    def seconds(work: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        work()
-        if on_accelerator:
-            torch.accelerator.synchronize()
-        return time.perf_counter() - start
 
-    for batch in task.stream(0, TIMED):
-        model.zero_grad()
-        gradients.append(seconds(lambda batch=batch: task.loss(model, batch).backward()))  # type: ignore[misc]
-        for optimizer, taken in zip(optimizers, steps, strict=True):
-            taken.append(seconds(optimizer.step))
-    gradient = statistics.median(gradients)
-    return [
-        (gradient, statistics.median(taken), state_bytes(optimizer))
-        for optimizer, taken in zip(optimizers, steps, strict=True)
-    ]
+def _backward(task: Task, model: nn.Module, batch: Any) -> None:
+    task.loss(model, batch).backward()
+
+
+def _seconds(model: nn.Module, work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    if any(param.device.type != "cpu" for param in model.parameters()):
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """The memory of an optimizer's state."""
-    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-    return sum(value.nbytes for value in tensors)
+    """The memory of an optimizer's state, which some keep in lists."""
+    return sum(value.nbytes for value in tree_leaves(dict(optimizer.state)) if isinstance(value, Tensor))

@@ -36,6 +36,7 @@ class Report:
         >>> print(report)
         parameter  shape  rows used  columns  entries  one scale a row  a column  for all   update
         weight     2×3         100%      33%      33%             0.58      1.00     0.58  0.0e+00
+        1 of 1 steps looked at
         >>> report["weight"].gradients["row"], report["weight"].columns.silent
         (2.0, 0.6666666666666666)
     """
@@ -68,7 +69,13 @@ class Report:
             )
             for one in self.portraits
         ]
-        return columns((*header, "update", ""), rows, left=(0, 1, 9))
+        return "\n".join((columns((*header, "update", ""), rows, left=(0, 1, 9)), self.looks))
+
+    @property
+    def looks(self) -> str:
+        """How much the probe has seen, in words."""
+        most = max(self.portraits, key=lambda one: one.observed, default=None)
+        return f"{most.observed:,} of {most.steps:,} steps looked at" if most else "nothing looked at"
 
     def scalars(self) -> dict[str, float]:
         """The numbers that curves can be drawn of, as ``"participation/rows/name of the parameter"``."""

@@ -12,11 +12,11 @@ from matrix_adagrad.advisor.candidates import Candidate
 from matrix_adagrad.intervals import Interval, interval
 from matrix_adagrad.text import columns
 
-__all__ = ["MARGIN", "AstrayError", "Outcome", "Result", "Run", "Standing"]
+__all__ = ["LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "is_close", "rates", "size"]
 
 MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
 CLOSE = 0.02  # of the best loss: what is farther away is not chosen, even if noise may be the reason
-NO_DIFFERENCE, SMALL = "no difference", "within 1 %"
+LEVEL = BEST, NO_DIFFERENCE, SMALL = "best", "no difference", "within 1 %"
 GOOD = 0.25  # a learning rate is good if it loses at most so much of the way that the best one has come
 
 
@@ -56,10 +56,12 @@ class Outcome:
         return statistics.fmean(run.score for run in self.runs)
 
     @property
-    def good(self) -> tuple[float, float]:
+    def good(self) -> tuple[float, float] | None:
         """The range of learning rates that are about as good as the best one, after an eighth of the steps."""
         first = self.rungs[0]
         lrs, best = list(first), min(first.values())
+        if math.isinf(best):
+            return None
         limit = best + GOOD * max(0.0, self.start - best)
         low = high = lrs.index(min(first, key=lambda lr: first[lr]))
         while low > 0 and first[lrs[low - 1]] <= limit:
@@ -98,7 +100,7 @@ class Standing:
     @property
     def is_level(self) -> bool:
         """Whether nothing shows that it is worse than the best."""
-        return self.verdict in ("best", NO_DIFFERENCE, SMALL)
+        return self.verdict in LEVEL
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,7 @@ class Result:
             raise AstrayError("every candidate went astray at every learning rate: is the loss finite at the start?")
         standings = []
         for one, cost in zip(outcomes, costs, strict=True):
-            pairs = zip(one.runs, best.runs, strict=True)
-            difference = interval([mine.score - theirs.score for mine, theirs in pairs])
-            standings.append(Standing(one, difference, _verdict(one, best, difference), *cost))
+            standings.append(Standing(one, difference(one, best), _verdict(one, best), *cost))
         return cls(tuple(sorted(standings, key=lambda one: one.outcome.score)), steps, present)
 
     @property
@@ -139,13 +139,25 @@ class Result:
         """The one to use: the least state among those that are level with the best of which a plan can be made.
 
         Where runs differ much from seed to seed, level may be far apart: what is behind by over 2 % does not count.
+
+        Raises:
+            AstrayError: if no plan can be made: no optimizer of this package was there, or none trained the model.
         """
-        possible = [one for one in self.standings if one.outcome.candidate.geometries is not None]
-        if not possible:
-            raise ValueError("no candidate of this race has geometries that a plan could be made of")
-        close = CLOSE * abs(possible[0].outcome.score)
-        level = [one for one in possible if one.is_level and one.outcome.score - possible[0].outcome.score <= close]
-        return min(level, key=lambda one: one.state_bytes, default=possible[0])
+        if not self._possible:
+            raise AstrayError("no optimizer of this package has trained the model: there is nothing to plan with")
+        level = [one for one in self._possible if is_close(one.outcome, self._possible[0].outcome)]
+        return min(level, key=lambda one: one.state_bytes)
+
+    @property
+    def _possible(self) -> list[Standing]:
+        """Those that a plan can be made of."""
+        ours = (one for one in self.standings if one.outcome.candidate.geometries is not None)
+        return [one for one in ours if math.isfinite(one.outcome.score)]
+
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether seeds change anything: if not, intervals mean nothing."""
+        return len({run.losses for run in self.best.outcome.runs}) > 1
 
     def __getitem__(self, name: str) -> Standing:
         for one in self.standings:
@@ -158,6 +170,7 @@ class Result:
 
     def table(self) -> str:
         """The standings, for a terminal."""
+        chosen = self.chosen if self._possible else None
         header = (
             "candidate",
             "loss",
@@ -166,17 +179,17 @@ class Result:
             "lr",
             "good lr",
             "ms a step",
-            "of it optimizer",
+            "optimizer's",
             "state",
         )
         rows = [
             (
-                ("→ " if one is self.chosen else "  ") + one.name + " (now)" * (one.name == self.present),
+                ("→ " if one is chosen else "  ") + one.name + " (now)" * (one.name == self.present),
                 f"{one.outcome.score:.4g}",
                 "" if one is self.best or one.verdict == "failed" else str(one.difference),
                 one.verdict,
                 f"{one.outcome.lr:.2g}" + "!" * one.outcome.is_at_edge,
-                "{:.2g} – {:.2g}".format(*one.outcome.good),
+                rates(one.outcome.good),
                 f"{1e3 * (one.gradient_seconds + one.step_seconds):.3g}",
                 f"{1e3 * one.step_seconds:.2g}",
                 size(one.state_bytes),
@@ -189,7 +202,7 @@ class Result:
         """For JSON, with every number but the curves."""
         return {
             "steps": self.steps,
-            "chosen": self.chosen.name,
+            "chosen": self.chosen.name if self._possible else None,
             "standings": [
                 {
                     "candidate": one.name,
@@ -198,7 +211,7 @@ class Result:
                     "scores": [run.score for run in one.outcome.runs],
                     "difference": [one.difference.mean, one.difference.low, one.difference.high],
                     "lr": one.outcome.lr,
-                    "good_lr": list(one.outcome.good),
+                    "good_lr": one.outcome.good,
                     "tuning": [{f"{lr:.6g}": score for lr, score in rung.items()} for rung in one.outcome.rungs],
                     "gradient_seconds": one.gradient_seconds,
                     "step_seconds": one.step_seconds,
@@ -220,11 +233,27 @@ def size(count: int) -> str:
     return f"{value / 1000**power:.3g} {units[power]}"
 
 
-def _verdict(one: Outcome, best: Outcome, difference: Interval) -> str:
+def rates(good: tuple[float, float] | None) -> str:
+    """A range of learning rates as it is read."""
+    return "–" if good is None else "{:.2g} – {:.2g}".format(*good)
+
+
+def difference(one: Outcome, other: Outcome) -> Interval:
+    """The mean of one's scores minus the other's, seed by seed, with its interval."""
+    return interval([mine.score - theirs.score for mine, theirs in zip(one.runs, other.runs, strict=True)])
+
+
+def is_close(one: Outcome, best: Outcome) -> bool:
+    """Whether nothing shows that one is worse than the best, and it is not far behind by chance either."""
+    return _verdict(one, best) in LEVEL and one.score - best.score <= CLOSE * abs(best.score)
+
+
+def _verdict(one: Outcome, best: Outcome) -> str:
     if one is best:
-        return "best"
+        return BEST
     if math.isinf(one.score):
         return "failed"
-    if not difference.is_positive:
+    apart = difference(one, best)
+    if not apart.is_positive:
         return NO_DIFFERENCE
-    return SMALL if difference.mean <= MARGIN * abs(best.score) else "worse"
+    return SMALL if apart.mean <= MARGIN * abs(best.score) else "worse"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,10 +24,11 @@ class Task:
     """A model, its loss, and batches: all that the advisor needs to know.
 
     Args:
-        make_model: makes the model as it starts; it is called right after ``torch.manual_seed(seed)``.
+        make_model: makes the model as it starts; it is called right after torch, numpy and `random` were seeded.
         loss: takes the model and a batch and returns the loss, a scalar with a graph.
         batches: an iterable of batches (a list, a `DataLoader`), taken again from its beginning when it ends; or a
-            function from the seed to such an iterable, which gives every seed an order, or data, of its own.
+            function from the seed to such an iterable, which gives every seed an order, or data, of its own. A list has
+            the same order for all seeds, and the intervals then know of the starts alone.
         held_out: batches that are not trained on. Runs are judged by the mean loss over them after the last step, with
             the model in ``eval()``; without them by the mean loss of the last quarter of the steps, each on its batch
             before the step.
@@ -52,25 +55,45 @@ class Task:
     name: str = "model"
     present: Candidate | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.batches, Iterator):
+            raise TypeError(
+                f"batches is a {type(self.batches).__name__}, which can be read only once, and every run needs the "
+                "same batches: give a list, a DataLoader, or a function from the seed to an iterable"
+            )
+        if isinstance(self.held_out, Iterator):
+            object.__setattr__(self, "held_out", list(self.held_out))
+
     def start(self, seed: int) -> nn.Module:
-        """The model that this seed starts from."""
-        torch.manual_seed(seed)
+        """The model that this seed starts from, in training mode."""
+        _seed(seed)
         model = self.make_model()
         if not isinstance(model, nn.Module):
             raise TypeError(f"make_model must return a module, got {type(model).__name__}")
-        return model
+        return model.train()
 
     def stream(self, seed: int, steps: int) -> Iterator[Any]:
         """The batches of this seed, from the beginning again whenever they end."""
-        torch.manual_seed(seed + 1_000_003)  # what shuffles by torch's generator shuffles alike in every run of a seed
+        _seed(seed + 1_000_003)  # what shuffles by itself shuffles alike in every run of a seed
         source = self.batches(seed) if callable(self.batches) else self.batches
+        own = getattr(source, "generator", None)
+        if isinstance(own, torch.Generator):  # a DataLoader's
+            own.manual_seed(seed)
         return itertools.islice(_again_and_again(source), steps)
 
 
+def _seed(seed: int) -> None:
+    """Seed whatever the user's code may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % (1 << 32))
+
+
 def _again_and_again(source: Iterable[Any]) -> Iterator[Any]:
-    if iter(source) is source:  # an iterator can be read once only: it has to last, and is the user's own to fill
+    if isinstance(source, Iterator):  # it can be read once only, and has to last
         yield from source
-        raise ValueError("batches ended before the last step: give a list, a DataLoader, or a function of the seed")
+        raise ValueError("batches ended before the last step: let the function return a list, or an endless iterator")
     while True:
         empty = True
         for batch in source:

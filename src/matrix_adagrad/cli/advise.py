@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def add(commands: Any) -> None:
         + "\n\nexamples:\n"
         "  matrix-adagrad advise --demo movielens\n"
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
-        "  matrix-adagrad advise train.py:task --families adagrad\n"
+        "  matrix-adagrad advise train.py:task --family adagrad\n"
         "\nIt writes plan.json, advice.json (all numbers) and advice.html (a page to look at).\n\n"
         "exit code: 0 if there is a plan, 1 if there is none, 2 if the arguments are wrong, 130 after Ctrl-C",
     )
@@ -69,7 +70,7 @@ def add(commands: Any) -> None:
     what.add_argument("--demo", choices=DEMOS, metavar="NAME", help=f"a built-in task: {', '.join(DEMOS)}")
     parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run (default: {STEPS}; 100 for --demo lm)")
     parser.add_argument("--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of a candidate (default: {SEEDS}; lm: 3)")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="(default: both)")
+    parser.add_argument("--family", choices=FAMILIES, help="AdaGrad alone, or momentum alone (default: both)")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="threads (default: torch's)")
     parser.add_argument("--out", type=Path, default=Path("advice"), help="where everything goes (default: advice)")
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON and nothing else")
@@ -80,16 +81,17 @@ def run(options: argparse.Namespace) -> int:
     """Make the task, get advice on it, show it, and write it down."""
     torch.set_num_threads(options.threads)
     watch = terminal.Steps(sys.stderr)
+    demo = DEMOS[options.demo] if options.demo else None
+    steps = options.steps or (demo.steps if demo else STEPS)
+    seeds = options.seeds or (demo.seeds if demo else SEEDS)
+    families = [options.family] if options.family else list(FAMILIES)
     try:
-        demo = DEMOS[options.demo] if options.demo else None
-        task = demo.task() if demo else _task(options.function)
-        write(options.out / "README", "What matrix-adagrad advise found; plan.json is for Plan.load.\n")
-        steps = options.steps or (demo.steps if demo else STEPS)
-        seeds = options.seeds or (demo.seeds if demo else SEEDS)
-        advice = advice_on(task, families=options.families, steps=steps, seeds=seeds, progress=watch)
+        _check_writable(options.out)
+        task = _demo(demo) if demo else _task(options.function)
+        advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=watch)
         watch.close()
         written = save(advice, options.out)
-    except (_RefusedError, AstrayError, OSError) as error:  # others are of the user's own code: a traceback says where
+    except (_RefusedError, AstrayError) as error:  # others are of the user's own code: a traceback says where
         watch.close()
         print(f"matrix-adagrad advise: {error}", file=sys.stderr)
         return 1
@@ -103,9 +105,29 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_writable(out: Path) -> None:
+    """What cannot be written after the race is refused before it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _RefusedError(f"{out} cannot be written: {error.strerror}") from None
+
+
+def _demo(demo: Demo) -> Task:
+    try:
+        return demo.task()
+    except OSError as error:  # the data cannot be had
+        raise _RefusedError(str(error)) from None
+
+
 def save(advice: Advice, out: Path) -> list[Path]:
     """Write the plan, all numbers, and the page if its libraries are there."""
-    written = [advice.plan.save(out / "plan.json"), write(out / "advice.json", advice.to_json())]
+    try:
+        written = [advice.plan.save(out / "plan.json"), write(out / "advice.json", advice.to_json())]
+    except OSError as error:
+        raise _RefusedError(f"{out} cannot be written: {error.strerror}; the plan was\n{advice.plan}") from None
     try:
         from matrix_adagrad.advisor import page
     except ImportError as error:
@@ -150,8 +172,8 @@ def _module(where: str) -> ModuleType:
         try:
             return importlib.import_module(where)
         except ModuleNotFoundError as error:
-            if error.name is None or not where.startswith(error.name):
-                raise
+            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                raise  # something that it imports is missing
             raise _RefusedError(f"no module {where!r}: is it installed, or in this folder?") from None
     file = Path(where)
     if not file.is_file():
