@@ -33,9 +33,9 @@ def text(found: Sequence[Found]) -> str:
     minutes = statistics.median(one["advised_seconds"] for one in found) / 60
     return "\n\n".join(
         (
-            f"On **{len(right)} of {len(found)}** tasks the chosen candidate was level with the best one at full length, on "
-            f"{len(close)} of them with a loss at most {CLOSE:.0%} above.{wrong} Advice took {minutes:.1f} minutes in the "
-            f"median, on one core that was shared ({versions}).",
+            f"On **{len(right)} of {len(found)}** tasks the chosen candidate was level with the best one at full "
+            f"length, on {len(close)} of them with a loss at most {CLOSE:.0%} above.{wrong} Advice took {minutes:.1f} "
+            f"minutes in the median, on one core that was shared ({versions}).",
             _choices(found),
             "Outside optimizers at full length, each with its own learning rate, tuned in the same way: by how much of "
             "the loss of the best candidate they end above it (+) or below it (−). Bold: the paired 95 % interval has "

@@ -21,7 +21,7 @@ from matrix_adagrad import MatrixAdaGrad, RowAdaGrad, RowMomentum
 from matrix_adagrad.advisor import Probe
 from matrix_adagrad.experiments.gpt import GPT
 
-SECONDS = 0.4  # of a stretch
+SECONDS = 2.0  # of a stretch: several looks
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
 
 

@@ -167,7 +167,8 @@ def reason(one: Portrait, geometry: str) -> str:
         return "it has no rows and columns to choose from"
     if geometry == "entry":
         best = max(("row", "column"), key=lambda name: one.agreement[name])
-        return f"entries differ: the scales inside a {best} agree to {one.agreement[best]:.2f}"
+        agree = f"the scales inside a {best} agree to {one.agreement[best]:.2f}"
+        return f"entries differ: {agree}" if one.agreement[best] < AGREES else f"{agree}, but the race is for entries"
     where = {"row": "inside a row", "column": "inside a column", "whole": "in it"}[geometry]
     silent = {"row": one.rows.silent, "column": one.columns.silent}.get(geometry, 0.0)
     found = [f"scales {where} agree to {one.agreement[geometry]:.2f}"]

@@ -44,7 +44,7 @@ class Demo:
 DEMOS = {
     "movielens": Demo(tasks.movielens, "matrix factorisation of MovieLens 100K, which is fetched if need be"),
     "mlp": Demo(tasks.mlp, "the paper's stacked MLP with 15 layers"),
-    "lm": Demo(tasks.lm, "a small GPT on the characters of texts that ship with Python", steps=100, seeds=3),
+    "lm": Demo(tasks.lm, "a small GPT on the characters of texts that ship with Python", steps=64, seeds=3),
 }
 
 
@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("function", nargs="?", metavar="MODULE:FUNCTION", help="what makes the task; or FILE.py:FUNCTION")
     what.add_argument("--demo", choices=DEMOS, metavar="NAME", help=f"a built-in task: {', '.join(DEMOS)}")
-    parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run (default: {STEPS}; 100 for --demo lm)")
+    parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run (default: {STEPS}; 64 for --demo lm)")
     parser.add_argument("--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of a candidate (default: {SEEDS}; lm: 3)")
     parser.add_argument("--family", choices=FAMILIES, help="AdaGrad alone, or momentum alone (default: both)")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="threads (default: torch's)")
