@@ -21,7 +21,7 @@ from matrix_adagrad import MatrixAdaGrad, RowAdaGrad, RowMomentum
 from matrix_adagrad.advisor import Probe
 from matrix_adagrad.experiments.gpt import GPT
 
-SECONDS = 2.0  # of a stretch: several looks
+SECONDS = 1.0  # of a stretch
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
 
 
@@ -102,10 +102,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="stretches with and without (default: 15)")
     parser.add_argument("--write", action="store_true", help="put the table into docs/advisor.md")
+    parser.add_argument("--threads", type=int, default=1, help="(default: 1; with more, tiny models are noisy)")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     head = ["model", "a step without", "with it, times that", "steps looked at", "its memory", "of the parameters'"]
     made = table(head, [measure(case, options.rounds) for case in CASES])
-    made += f"\n\n{torch.get_num_threads()} threads, torch {torch.__version__}."
+    made += f"\n\n{options.threads} thread{'s' * (options.threads > 1)}, torch {torch.__version__}."
     print(made)
     if options.write:
         put(DOCS / "advisor.md", {"probe": lambda: made})

@@ -22,7 +22,7 @@ from matrix_adagrad.optim.state import here, is_sharded
 
 __all__ = ["Probe", "Report"]
 
-BUDGET = 0.05  # of the time
+BUDGET = 1 / 30  # of the time
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples come around to no number
 SHARDED = 16  # machines that share a parameter must look at the same steps, so they count them
 
@@ -32,7 +32,7 @@ class Probe:
 
     It looks at gradients right before the optimizer steps: after accumulation, unscaling and clipping, dense or sparse,
     whole or sharded; where the step is given a closure, right after that ran first. It changes nothing, keeps O(m + n)
-    numbers for an m×n parameter, and leaves steps out so as to take at most about a twentieth of the time. Steps that
+    numbers for an m×n parameter, and leaves steps out so as to take at most about a thirtieth of the time. Steps that
     mixed precision skips are not seen.
 
     Models may be compiled, and steps too, but for ``fullgraph=True``: the hooks run between graphs. Steps that a CUDA

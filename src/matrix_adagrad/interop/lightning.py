@@ -26,7 +26,7 @@ class ProbeCallback(Callback):
     from there on. When a fit fails, the probe is detached, and `probe` has what it saw.
 
     Args:
-        every: look at every so many steps; without it, as often as a twentieth of the time allows.
+        every: look at every so many steps; without it, as often as a thirtieth of the time allows.
         log_every: steps between numbers in the loggers.
         path: a JSON file for the report at the end.
 

@@ -18,7 +18,7 @@ class Recorder:
     """Attaches a probe when a run begins, gives its numbers every so many steps, and keeps the report of the end.
 
     Args:
-        every: look at every so many steps; without it, as often as a twentieth of the time allows.
+        every: look at every so many steps; without it, as often as a thirtieth of the time allows.
         log_every: steps between numbers.
         path: a JSON file for the report.
 

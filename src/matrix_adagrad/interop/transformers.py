@@ -30,7 +30,7 @@ class ProbeCallback(TrainerCallback):
 
     Args:
         trainer: the trainer, which gets the callback with ``add_callback``.
-        every: look at every so many steps; without it, as often as a twentieth of the time allows.
+        every: look at every so many steps; without it, as often as a thirtieth of the time allows.
         log_every: steps between numbers.
         path: a JSON file for the report at the end.
 
