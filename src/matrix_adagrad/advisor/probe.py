@@ -75,9 +75,11 @@ class Probe:
         if every is None and any(map(is_sharded, self._names)):
             every = SHARDED
         self.every = every
+        self.seconds = 0.0  # that all looks have taken
         self._energies: dict[Tensor, Energy] = {}
         self._tracks = {one: _Track() for one in self.optimizers}
         self._handles: list[Any] = []
+        self._detached = time.perf_counter()  # since when
 
     def __enter__(self) -> Self:
         self.attach()
@@ -90,6 +92,8 @@ class Probe:
         """Begin to look; what ``with`` does."""
         if self._handles:
             raise RuntimeError("the probe is attached already")
+        for track in self._tracks.values():  # the budget is of the time that it is attached
+            track.not_before += time.perf_counter() - self._detached
         for one in self.optimizers:
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
 
@@ -98,6 +102,7 @@ class Probe:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._detached = time.perf_counter()
         for track in self._tracks.values():
             track.looked.clear()
 
@@ -152,8 +157,8 @@ class Probe:
             energy.add(seen)
             track.looked.append(_Looked(param, energy, seen, energy.entries(own, seen.where)))
         track.last = track.steps
-        track.cost = time.perf_counter() - now
-        self._pay(track)
+        track.cost = 0.0
+        self._pay(track, time.perf_counter() - now)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -165,11 +170,12 @@ class Probe:
         for param, energy, seen, before in track.looked:
             energy.moved(seen, before, energy.entries(here(param), seen.where))
         track.looked.clear()
-        track.cost += time.perf_counter() - now
-        self._pay(track)
+        self._pay(track, time.perf_counter() - now)
 
-    def _pay(self, track: _Track) -> None:
+    def _pay(self, track: _Track, seconds: float) -> None:
         """Stay away until a look of each optimizer, as long as its last one, is within the budget."""
+        self.seconds += seconds
+        track.cost += seconds
         track.not_before = time.perf_counter() + sum(one.cost for one in self._tracks.values()) / BUDGET
 
     # ---------------------------------------------------------------------------------------------------------- results
