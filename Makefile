@@ -49,7 +49,7 @@ bench: .venv/ready-bench ## time and memory of a step next to its peers (about 5
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
 	@$(BIN)/matrix-adagrad bench
 
-advice: .venv/ready-bench ## is the advisor's advice any good? (about 25 minutes, into results/advice/)
+advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes, into results/advice/)
 	@echo "advice: the advisor's choices next to full-length runs"
 	@$(BIN)/python -m benchmarks.advice
 

@@ -1,6 +1,6 @@
 """Is the advisor's advice any good? Its choice after short runs, next to full-length runs of everybody.
 
-    python -m benchmarks.advice            all tasks, in about 25 minutes; what is done is kept in results/advice/
+    python -m benchmarks.advice            all tasks, in about 40 minutes; what is done is kept in results/advice/
     python -m benchmarks.advice --write    put what is kept into docs/advisor.md
 
 On each task the advisor gets runs of 200 steps. Then all its candidates, and outside references, train for four times

@@ -96,7 +96,7 @@ def test_good_rates_are_neighbours_of_the_best_that_lose_a_quarter_of_its_way_at
 def test_a_rate_at_the_edge_is_marked(lr, edge):
     one = outcome("a", [1.0, 1.0], lr=lr)
     assert one.is_at_edge is edge
-    assert ("!" in result(one).table()) is edge
+    assert ("(edge)" in result(one).table()) is edge
 
 
 def test_the_table_has_a_line_for_each_and_an_arrow_at_the_choice():

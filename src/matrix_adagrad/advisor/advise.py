@@ -17,7 +17,7 @@ from matrix_adagrad.advisor.plan import Choice, Plan
 from matrix_adagrad.advisor.portrait import Portrait
 from matrix_adagrad.advisor.probe import Probe, Report
 from matrix_adagrad.advisor.race import Progress, Race
-from matrix_adagrad.advisor.result import Result, Standing, difference, size
+from matrix_adagrad.advisor.result import Outcome, Result, Standing, difference, size
 from matrix_adagrad.advisor.task import Task
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.text import columns, json_text
@@ -215,7 +215,7 @@ def _standing(chosen: Standing, best: Standing) -> str:
     return f"it is behind the best, {best.name}, by {chosen.difference}, but that is no optimizer of this package"
 
 
-def _probed(race: Race, outcome: Any) -> Report:
+def _probed(race: Race, outcome: Outcome) -> Report:
     probes = []
 
     def watch(model: nn.Module, optimizer: Optimizer) -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ import torch
 from matrix_adagrad.advisor.advise import Advice
 from matrix_adagrad.advisor.portrait import GEOMETRIES, Portrait, Spread
 from matrix_adagrad.advisor.report import Report
-from matrix_adagrad.advisor.result import Outcome, Result, rates, size
+from matrix_adagrad.advisor.result import FIGURES, Outcome, Result, size
 from matrix_adagrad.report import page
 from matrix_adagrad.report.document import Axis, Document, Figure, Grid, HeatMap, Line, Panel, Plate, Section, Table
 from matrix_adagrad.version import __version__
@@ -94,40 +94,16 @@ def _counts(race: Result) -> str:
 
 
 def _standings(race: Result) -> Table:
-    rows = []
-    for one in race.standings:
-        name = one.name + " (now)" * (one.name == race.present) + " ← the plan" * (one is race.chosen)
-        behind = "" if one is race.best or one.verdict == "failed" else str(one.difference)
-        rows.append(
-            (
-                name,
-                one.outcome.score,
-                behind,
-                one.verdict,
-                f"{one.outcome.lr:.2g}" + " (edge)" * one.outcome.is_at_edge,
-                rates(one.outcome.good),
-                f"{1e3 * (one.gradient_seconds + one.step_seconds):.3g}",
-                f"{1e3 * one.step_seconds:.2g}",
-                size(one.state_bytes),
-            )
-        )
+    marks = {race.present: " (now)", race.chosen.name: " ← the plan"}
+    rows = [(one.name + marks.get(one.name, ""), *one.figures) for one in race.standings]
     return Table(
         "standings",
         "How the candidates stand",
         "Losses are means over seeds; behind: the paired difference to the best, with its 95 % interval. Good rates "
         "are those that reach three quarters of what the best rate gains in an eighth of the steps. Milliseconds are "
-        "medians of steps of all candidates in turn, on this machine; state is the optimizer's memory.",
-        (
-            "candidate",
-            "loss",
-            "behind the best by",
-            "verdict",
-            "lr",
-            "good rates",
-            "ms a step",
-            "ms optimizer",
-            "state",
-        ),
+        "medians of steps of all candidates in turn, on this machine, for a whole step and for the optimizer's part of "
+        "it; state is the optimizer's memory.",
+        ("candidate", *FIGURES),
         tuple(rows),
     )
 

@@ -12,8 +12,9 @@ from matrix_adagrad.advisor.candidates import Candidate
 from matrix_adagrad.intervals import Interval, interval
 from matrix_adagrad.text import columns
 
-__all__ = ["LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "is_close", "rates", "size"]
+__all__ = ["FIGURES", "LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "is_close", "size"]
 
+FIGURES = ("loss", "behind the best by", "verdict", "lr", "good rates", "ms a step", "optimizer's", "state")
 MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
 CLOSE = 0.02  # of the best loss: what is farther away is not chosen, even if noise may be the reason
 LEVEL = BEST, NO_DIFFERENCE, SMALL = "best", "no difference", "within 1 %"
@@ -98,6 +99,20 @@ class Standing:
         return self.outcome.name
 
     @property
+    def figures(self) -> tuple[str, ...]:
+        """The numbers as they are read, one for each of FIGURES."""
+        return (
+            f"{self.outcome.score:.4g}",
+            "" if self.verdict in (BEST, "failed") else str(self.difference),
+            self.verdict,
+            f"{self.outcome.lr:.2g}" + " (edge)" * self.outcome.is_at_edge,
+            "–" if self.outcome.good is None else "{:.2g} – {:.2g}".format(*self.outcome.good),
+            f"{1e3 * (self.gradient_seconds + self.step_seconds):.3g}",
+            f"{1e3 * self.step_seconds:.2g}",
+            size(self.state_bytes),
+        )
+
+    @property
     def is_level(self) -> bool:
         """Whether nothing shows that it is worse than the best."""
         return self.verdict in LEVEL
@@ -171,32 +186,11 @@ class Result:
     def table(self) -> str:
         """The standings, for a terminal."""
         chosen = self.chosen if self._possible else None
-        header = (
-            "candidate",
-            "loss",
-            "behind the best by",
-            "",
-            "lr",
-            "good lr",
-            "ms a step",
-            "optimizer's",
-            "state",
-        )
         rows = [
-            (
-                ("→ " if one is chosen else "  ") + one.name + " (now)" * (one.name == self.present),
-                f"{one.outcome.score:.4g}",
-                "" if one is self.best or one.verdict == "failed" else str(one.difference),
-                one.verdict,
-                f"{one.outcome.lr:.2g}" + "!" * one.outcome.is_at_edge,
-                rates(one.outcome.good),
-                f"{1e3 * (one.gradient_seconds + one.step_seconds):.3g}",
-                f"{1e3 * one.step_seconds:.2g}",
-                size(one.state_bytes),
-            )
+            (("→ " if one is chosen else "  ") + one.name + " (now)" * (one.name == self.present), *one.figures)
             for one in self.standings
         ]
-        return columns(header, rows, left=(0, 2, 3))
+        return columns(("candidate", *FIGURES), rows, left=(0, 2, 3))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with every number but the curves."""
@@ -231,11 +225,6 @@ def size(count: int) -> str:
     value, units = float(count), ("B", "kB", "MB", "GB", "TB")
     power = min(len(units) - 1, max(0, math.floor(math.log10(max(1, count)) / 3)))
     return f"{value / 1000**power:.3g} {units[power]}"
-
-
-def rates(good: tuple[float, float] | None) -> str:
-    """A range of learning rates as it is read."""
-    return "–" if good is None else "{:.2g} – {:.2g}".format(*good)
 
 
 def difference(one: Outcome, other: Outcome) -> Interval:
