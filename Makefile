@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test test-integrations test-sanitized lint format bench advice publish docs build clean
+.PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -15,7 +15,10 @@ reproduce: .venv/ready ## run the paper's experiments, judge its claims, write r
 	@echo "reproduce: the paper's experiments, with the library's own optimizers"
 	@$(BIN)/matrix-adagrad reproduce
 
-test: lint ## lint, types, doctests and tests
+test: .venv/ready-test ## lint, types, doctests and tests
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: .venv/ready-test
 	@echo "test: doctests and tests"
 	@$(BIN)/python -m pytest -n 2
 
@@ -69,15 +72,19 @@ build: .venv/ready-release ## the wheel and the sdist, in dist/
 clean: ## remove everything that was made here
 	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.venv/ready: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments]'
+	@$(PIP) -e '.[experiments]'
 	@touch $@
 
-.venv/ready-%: .venv/ready
-	@echo "setup: .venv for $*"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
-	@case $* in integrations|bench) \
-	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps fbgemm-gpu-cpu torchrec;; esac
-	@touch $@
+# All at once: a second call would build the kernels a second time.
+.venv/ready-%: $(SOURCES)
+	@echo "setup: .venv with matrix-adagrad, for $*"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@$(PIP) -e '.[experiments,$*]'
+	@case $* in integrations|bench) $(PIP) --no-deps fbgemm-gpu-cpu torchrec;; esac
+	@touch .venv/ready $@

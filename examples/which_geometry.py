@@ -50,7 +50,7 @@ def task():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    advice = advise(task(), families=["adagrad"], steps=64, seeds=3)
+    advice = advise(task(), families=["adagrad"], steps=32, seeds=2)
     print(advice)
 
     model = Recommender()
