@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,7 +17,7 @@ from matrix_adagrad.advisor.portrait import Portrait
 from matrix_adagrad.advisor.probe import Probe, Report
 from matrix_adagrad.advisor.race import Progress, Race
 from matrix_adagrad.advisor.result import Outcome, Result, Standing, difference, size
-from matrix_adagrad.advisor.task import Task
+from matrix_adagrad.advisor.task import Task, generators_restored
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.text import columns, json_text
 
@@ -119,7 +118,7 @@ def advise(
     families, present = list(families), present or task.present
     if not families:
         raise ValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
-    with torch.random.fork_rng():
+    with generators_restored():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
         everybody = race.everybody(families)
         kinds = by_kind(task.start(0))

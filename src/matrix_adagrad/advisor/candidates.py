@@ -117,6 +117,7 @@ def by_kind(model: nn.Module) -> dict[str, Geometry]:
         name: _simplest(group["geometry"], param.shape)
         for group in geometry_groups(model)
         for name, param in group["params"]
+        if param.requires_grad
     }
 
 

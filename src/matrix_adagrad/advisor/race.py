@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from matrix_adagrad.advisor.candidates import FAMILIES, UNIFORM, Candidate, distinct, ours, uniform
 from matrix_adagrad.advisor.result import Outcome, Result, Run
-from matrix_adagrad.advisor.task import Batches, Task
+from matrix_adagrad.advisor.task import Batches, Task, generators_restored
 
 __all__ = ["Race", "race"]
 
@@ -75,7 +75,7 @@ def race(
         8
     """
     task = Task(make_model, loss, batches, held_out)
-    with torch.random.fork_rng():
+    with generators_restored():
         one = Race(task, steps=steps, seeds=seeds, progress=progress)
         return one.run(candidates if candidates is not None else one.everybody(), present)
 

@@ -6,6 +6,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from matrix_adagrad.advisor.candidates import Candidate
 
-__all__ = ["Task", "as_task"]
+__all__ = ["Task", "as_task", "generators_restored"]
 
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
 
@@ -80,6 +81,20 @@ class Task:
         if isinstance(own, torch.Generator):  # a DataLoader's
             own.manual_seed(seed)
         return itertools.islice(_again_and_again(source), steps)
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """Leave the random numbers of torch, numpy and `random` as they were."""
+    numpy = sys.modules.get("numpy")
+    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            if numpy:
+                numpy.random.set_state(of_numpy)
 
 
 def _seed(seed: int) -> None:
