@@ -73,7 +73,8 @@ clean: ## remove everything that was made here
 	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Nothing is compiled ahead: most of what is installed is never imported.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .venv/ready: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad"
