@@ -73,6 +73,10 @@ def test_frozen_parameters_are_not_its_business():
     made[1].requires_grad_(False)
     plan = Plan("adagrad", 0.1, PLAN.choices[:1])
     assert len(plan.groups(made)) == 1
+    with pytest.raises(ValueError, match="1.weight is frozen in the model"):
+        PLAN.groups(made)
+    with pytest.raises(TypeError, match="give the model, not its parameters"):
+        PLAN.groups(made.parameters())
 
 
 def test_a_model_that_it_does_not_fit_is_told_what_differs():

@@ -333,3 +333,23 @@ def test_frozen_parameters_have_no_geometry():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     model[0].requires_grad_(False)
     assert set(by_kind(model)) == set(uniform(model, "row")) == {"1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda model, batch: EVEN.loss(model, batch).item(), "got a float"),
+        (lambda model, batch: model(batch[0]), r"got one of shape \(16, 6\)"),
+        (lambda model, batch: EVEN.loss(model, batch).detach(), "got one without a graph"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on_is_named(loss, message):
+    with pytest.raises(TypeError, match=message):
+        Race(Task(EVEN.make_model, loss, EVEN.batches), steps=16, seeds=2).train(entry())
+
+
+def test_a_model_in_the_place_of_what_makes_it_is_refused():
+    with pytest.raises(TypeError, match="make_model must be a function that makes the model, got a model"):
+        Task(nn.Linear(2, 2), EVEN.loss, EVEN.batches)
+    with pytest.raises(TypeError, match=r"lrs must be several rates, got 0.1: write around\(0.1\)"):
+        Candidate("x", ADAM.make, 0.1)

@@ -20,7 +20,7 @@ def result(*outcomes, states=None):
 
 
 def test_an_interval_with_0_in_it_is_no_difference():
-    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.2, 1.0, 1.3]))
+    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.03, 1.08, 1.21]))
     assert one["a"].verdict == "best"
     assert one["b"].verdict == "no difference"
     assert one["b"].difference.low < 0 < one["b"].difference.high
@@ -47,7 +47,7 @@ def test_the_least_state_among_those_that_are_level_is_chosen():
 
 def test_what_noise_alone_makes_level_is_not_chosen_if_it_is_far_behind():
     one = result(outcome("best", [0.01, 1.0, 0.5]), outcome("noisy", [1.0, 0.1, 1.4]), states=[1000, 10])
-    assert one["noisy"].verdict == "no difference"
+    assert one["noisy"].verdict == "undecided"
     assert one.chosen.name == "best"
 
 

@@ -115,7 +115,12 @@ def advise(
         >>> advice = advise(task, families=["adagrad"], steps=16, seeds=2)
         >>> optimizer = advice.plan.optimizer(nn.Linear(8, 4))
     """
-    families, present = list(families), present or task.present
+    families = [families] if isinstance(families, str) else list(families)
+    present = present or task.present
+    if present is not None and not isinstance(present, Candidate):
+        raise TypeError(
+            f"present must be a Candidate, got {type(present).__name__}: see matrix_adagrad.advisor.Candidate"
+        )
     if not families:
         raise ValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
     with generators_restored():
@@ -200,7 +205,7 @@ def _present(now: Standing, chosen: Standing) -> str:
         return f"{said} failed."
     apart = difference(now.outcome, chosen.outcome)
     if apart.low <= 0 <= apart.high:
-        return f"{said} shows no difference from it ({apart})."
+        return f"{said} may be better or worse: the difference is {apart}."
     return f"{said} ends {'above' if apart.mean > 0 else 'below'} it by {apart}."
 
 

@@ -81,6 +81,8 @@ class Candidate:
     geometries: Mapping[str, Geometry] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lrs, tuple | list):
+            raise TypeError(f"{self.name}: lrs must be several rates, got {self.lrs!r}: write around({self.lrs!r})")
         if len(self.lrs) < 2 or list(self.lrs) != sorted(set(self.lrs)) or not 0 < self.lrs[0] < math.inf:
             raise ValueError(f"{self.name}: lrs must be at least two rates, positive and ascending, got {self.lrs}")
 

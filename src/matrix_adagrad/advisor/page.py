@@ -80,9 +80,9 @@ def _race(race: Result) -> Section:
             f"Every candidate chose its learning rate by successive halving over {_counts(race)} rates, on seeds of "
             f"their own, and then trained for {race.steps} steps on {seeds} other seeds. All of them had the same "
             "starts and the same batches, so that losses are compared seed by seed.",
-            "“No difference” means that the 95 % interval of the paired difference has 0 in it: with more seeds one "
-            "might show itself. “Within 1 %” is a difference that was seen and that is smaller than a hundredth of the "
-            "best loss.",
+            "“No difference” means that the 95 % interval of the paired difference has 0 in it, and that its mean is "
+            "at most 2 % of the best loss; “undecided”, that the mean is larger, and more seeds are needed. “Within 1 "
+            "%” is a difference that was seen and that is smaller than a hundredth of the best loss.",
         ),
         (_standings(race), _curves(race), _rates(race), _states(race)),
     )

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from matrix_adagrad.advisor.candidates import FAMILIES, make_groups, trained
 from matrix_adagrad.files import write
 from matrix_adagrad.geometry import Blocks, Geometry, as_geometry
+from matrix_adagrad.optim.groups import unwrapped
 from matrix_adagrad.text import columns, json_text
 
 __all__ = ["Choice", "Plan"]
@@ -82,6 +83,8 @@ class Plan:
         Raises:
             ValueError: if the model has other parameters than the plan; it says which.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
         self._check(model)
         groups = make_groups(model, {choice.name: choice.value for choice in self.choices})
         if self.family == "momentum":  # which MatrixAdaGrad refuses: the learning rate is not meant for it
@@ -96,7 +99,10 @@ class Plan:
 
     def _check(self, model: nn.Module) -> None:
         planned, there = {choice.name: choice.shape for choice in self.choices}, trained(model)
-        differences = [f"{name} is not in the model" for name in planned if name not in there]
+        frozen = {name for name, param in unwrapped(model).named_parameters() if not param.requires_grad}
+        differences = [
+            f"{name} is {'frozen' if name in frozen else 'not'} in the model" for name in planned if name not in there
+        ]
         differences += [f"{name} is not in the plan" for name in there if name not in planned]
         differences += [
             f"{name} has shape {tuple(param.shape)}, and {planned[name]} in the plan"

@@ -193,7 +193,7 @@ def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: 
     with watch(model, optimizer) if watch else nullcontext():
         for batch in task.stream(seed, steps):
             optimizer.zero_grad()
-            loss = task.loss(model, batch)
+            loss = task.evaluate(model, batch)
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
@@ -209,7 +209,7 @@ def judge_start(task: Task, seed: int) -> float:
     """What a run that learns nothing would be judged by, or about that."""
     model = task.start(seed)
     score = judge(task, model)
-    return float(task.loss(model, next(task.stream(seed, 1))).detach()) if score is None else score
+    return float(task.evaluate(model, next(task.stream(seed, 1))).detach()) if score is None else score
 
 
 def judge(task: Task, model: nn.Module) -> float | None:
@@ -217,7 +217,7 @@ def judge(task: Task, model: nn.Module) -> float | None:
     if task.held_out is None:
         return None
     model.eval()
-    losses = [float(task.loss(model, batch).detach()) for batch in task.held_out]
+    losses = [float(torch.as_tensor(task.loss(model, batch)).detach()) for batch in task.held_out]
     model.train()
     if not losses:
         raise ValueError("held_out is empty: give batches, or leave it out")

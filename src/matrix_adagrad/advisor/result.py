@@ -12,11 +12,11 @@ from matrix_adagrad.advisor.candidates import Candidate
 from matrix_adagrad.intervals import Interval, interval
 from matrix_adagrad.text import columns
 
-__all__ = ["FIGURES", "LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "is_close", "size"]
+__all__ = ["FIGURES", "LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "size"]
 
 FIGURES = ("loss", "behind the best by", "verdict", "lr", "good rates", "ms a step", "optimizer's", "state")
 MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
-CLOSE = 0.02  # of the best loss: what is farther away is not chosen, even if noise may be the reason
+CLOSE = 0.02  # of the best loss: what is farther away may be so by chance, but is not called level
 LEVEL = BEST, NO_DIFFERENCE, SMALL = "best", "no difference", "within 1 %"
 GOOD = 0.25  # a learning rate is good if it loses at most so much of the way that the best one has come
 
@@ -82,7 +82,8 @@ class Standing:
     """How a candidate stands to the best one.
 
     ``difference`` is the mean of its scores minus the best one's over the same seeds, with its 95 % interval; and
-    ``verdict`` is ``"best"``, ``"no difference"`` if the interval has 0 in it, ``"within 1 %"`` of the best
+    ``verdict`` is ``"best"``, ``"no difference"`` if the interval has 0 in it and the mean is at
+    most 2 % of the best loss, ``"undecided"`` if it is more: other seeds may tell, ``"within 1 %"`` of the best
     loss, ``"worse"`` or ``"failed"``.
     """
 
@@ -153,14 +154,13 @@ class Result:
     def chosen(self) -> Standing:
         """The one to use: the least state among those that are level with the best of which a plan can be made.
 
-        Where runs differ much from seed to seed, level may be far apart: what is behind by over 2 % does not count.
-
         Raises:
             AstrayError: if no plan can be made: no optimizer of this package was there, or none trained the model.
         """
         if not self._possible:
             raise AstrayError("no optimizer of this package has trained the model: there is nothing to plan with")
-        level = [one for one in self._possible if is_close(one.outcome, self._possible[0].outcome)]
+        best = self._possible[0].outcome
+        level = [one for one in self._possible if _verdict(one.outcome, best) in LEVEL]
         return min(level, key=lambda one: one.state_bytes)
 
     @property
@@ -232,11 +232,6 @@ def difference(one: Outcome, other: Outcome) -> Interval:
     return interval([mine.score - theirs.score for mine, theirs in zip(one.runs, other.runs, strict=True)])
 
 
-def is_close(one: Outcome, best: Outcome) -> bool:
-    """Whether nothing shows that one is worse than the best, and it is not far behind by chance either."""
-    return _verdict(one, best) in LEVEL and one.score - best.score <= CLOSE * abs(best.score)
-
-
 def _verdict(one: Outcome, best: Outcome) -> str:
     if one is best:
         return BEST
@@ -244,5 +239,5 @@ def _verdict(one: Outcome, best: Outcome) -> str:
         return "failed"
     apart = difference(one, best)
     if not apart.is_positive:
-        return NO_DIFFERENCE
+        return NO_DIFFERENCE if apart.mean <= CLOSE * abs(best.score) else "undecided"
     return SMALL if apart.mean <= MARGIN * abs(best.score) else "worse"

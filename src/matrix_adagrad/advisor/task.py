@@ -57,6 +57,8 @@ class Task:
     present: Candidate | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.make_model, nn.Module):
+            raise TypeError("make_model must be a function that makes the model, got a model: write lambda: Model(…)")
         if isinstance(self.batches, Iterator):
             raise TypeError(
                 f"batches is a {type(self.batches).__name__}, which can be read only once, and every run needs the "
@@ -72,6 +74,16 @@ class Task:
         if not isinstance(model, nn.Module):
             raise TypeError(f"make_model must return a module, got {type(model).__name__}")
         return model.train()
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss, checked."""
+        loss = self.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise TypeError(f"loss must return a tensor with one number, got {got}")
+        if not loss.requires_grad:
+            raise TypeError("loss must return a tensor that backward() works on, got one without a graph")
+        return loss
 
     def stream(self, seed: int, steps: int) -> Iterator[Any]:
         """The batches of this seed, from the beginning again whenever they end."""

@@ -63,13 +63,15 @@ def add(commands: Any) -> None:
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
         "  matrix-adagrad advise train.py:task --family adagrad\n"
         "\nIt writes plan.json, advice.json (all numbers) and advice.html (a page to look at).\n\n"
-        "exit code: 0 if there is a plan, 1 if there is none, 2 if the arguments are wrong, 130 after Ctrl-C",
+        "exit code: 0 if there is a plan, 1 if there is none, 2 if the command line is wrong, 130 after Ctrl-C",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("function", nargs="?", metavar="MODULE:FUNCTION", help="what makes the task; or FILE.py:FUNCTION")
     what.add_argument("--demo", choices=DEMOS, metavar="NAME", help=f"a built-in task: {', '.join(DEMOS)}")
-    parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run (default: {STEPS}; 64 for --demo lm)")
-    parser.add_argument("--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of a candidate (default: {SEEDS}; lm: 3)")
+    parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run, 16 or more (default: {STEPS}; lm: 64)")
+    parser.add_argument(
+        "--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of a candidate, 2 to 15 (default: {SEEDS}; lm: 3)"
+    )
     parser.add_argument("--family", choices=FAMILIES, help="AdaGrad alone, or momentum alone (default: both)")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="threads (default: torch's)")
     parser.add_argument("--out", type=Path, default=Path("advice"), help="where everything goes (default: advice)")
