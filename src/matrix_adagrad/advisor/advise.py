@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from matrix_adagrad.advisor.candidates import FAMILIES, Candidate, by_kind, distinct, ours
 from matrix_adagrad.advisor.plan import Choice, Plan
-from matrix_adagrad.advisor.portrait import Portrait
+from matrix_adagrad.advisor.portrait import FIGURES, Portrait
 from matrix_adagrad.advisor.probe import Probe, Report
 from matrix_adagrad.advisor.race import Progress, Race
 from matrix_adagrad.advisor.result import Outcome, Result, Standing, difference, size
@@ -45,28 +45,10 @@ class Advice:
         geometries = {choice.name: choice.geometry for choice in self.plan.choices}
         matrices = [one for one in self.probe if one.is_matrix]
         rows = [
-            (
-                one.name,
-                "×".join(map(str, one.shape)),
-                geometries[one.name],
-                *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
-                *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
-            )
-            for one in matrices[:SHOWN]
+            (one.name, "×".join(map(str, one.shape)), geometries[one.name], *one.figures) for one in matrices[:SHOWN]
         ]
-        header = (
-            "parameter",
-            "shape",
-            "geometry",
-            "rows used",
-            "columns",
-            "entries",
-            "a row agrees",
-            "a column",
-            "all",
-        )
         more = f"\n… and {len(matrices) - SHOWN} more matrices" if len(matrices) > SHOWN else ""
-        return columns(header, rows, left=(0, 1, 2)) + more
+        return columns(("parameter", "shape", "geometry", *FIGURES), rows, left=(0, 1, 2)) + more
 
     def to_json(self) -> str:
         """The text of a JSON file, with all numbers."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from matrix_adagrad.advisor.advise import Advice
+from matrix_adagrad.advisor.portrait import FIGURES as SPREAD
 from matrix_adagrad.advisor.portrait import GEOMETRIES, Portrait, Spread
 from matrix_adagrad.advisor.report import Report
 from matrix_adagrad.advisor.result import FIGURES, Outcome, Result, size
@@ -186,21 +187,13 @@ def _probe(report: Report) -> Section:
 
 
 def _numbers(portraits: Sequence[Portrait]) -> Table:
-    rows = [
-        (
-            one.name,
-            *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
-            *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
-        )
-        for one in portraits
-    ]
     return Table(
         "numbers",
         "How gradients are spread",
         "Used: the share of rows, columns and entries among which energy is effectively spread. Agree: how alike the "
         "scales of the entries of a row, of a column and of all are; 1 if one scale is as good as one for each.",
-        ("parameter", "rows used", "columns used", "entries used", "agree in a row", "in a column", "in all"),
-        tuple(rows),
+        ("parameter", *SPREAD),
+        tuple((one.name, *one.figures) for one in portraits),
     )
 
 

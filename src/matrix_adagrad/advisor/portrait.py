@@ -17,9 +17,10 @@ from matrix_adagrad.advisor.energy import Energy, row_and_column_sums
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.state import here, is_sharded, shards
 
-__all__ = ["GEOMETRIES", "Portrait", "Spread", "portrait"]
+__all__ = ["FIGURES", "GEOMETRIES", "Portrait", "Spread", "portrait"]
 
 GEOMETRIES = ("row", "column", "entry", "whole")
+FIGURES = ("rows used", "columns used", "entries used", "agree in a row", "in a column", "in all")
 EXPLODING = 100.0  # times the energy a step that the row had before
 
 
@@ -97,6 +98,12 @@ class Portrait:
     def bound(self) -> dict[str, float]:
         """The two factors of the paper's bound multiplied, for each geometry: a smaller one promises less regret."""
         return {name: self.gradients[name] * self.reach[name] for name in GEOMETRIES}
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Where energy is and how alike scales are, as they are read, one for each of FIGURES."""
+        shares = (self.rows.participation, self.columns.participation, self.entries)
+        return (*(f"{x:.0%}" for x in shares), *(f"{self.agreement[name]:.2f}" for name in ("row", "column", "whole")))
 
     @property
     def is_matrix(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from matrix_adagrad.advisor.portrait import Portrait
+from matrix_adagrad.advisor.portrait import FIGURES, Portrait
 from matrix_adagrad.text import columns, json_text
 
 __all__ = ["Report", "ScalarWriter"]
@@ -34,8 +34,8 @@ class Report:
         ...     optimizer.step()
         >>> report = probe.report()
         >>> print(report)
-        parameter  shape  rows used  columns  entries  one scale a row  a column  for all   update
-        weight     2×3         100%      33%      33%             0.58      1.00     0.58  0.0e+00
+        parameter  shape  rows used  columns used  entries used  agree in a row  in a column  in all   update
+        weight     2×3         100%           33%           33%            0.58         1.00    0.58  0.0e+00
         1 of 1 steps looked at
         >>> report["weight"].gradients["row"], report["weight"].columns.silent
         (2.0, 0.6666666666666666)
@@ -57,19 +57,12 @@ class Report:
 
     def table(self) -> str:
         """The numbers side by side, for a terminal."""
-        header = ("parameter", "shape", "rows used", "columns", "entries", "one scale a row", "a column", "for all")
         rows = [
-            (
-                one.name,
-                "×".join(map(str, one.shape)) or "scalar",
-                *(f"{share:.0%}" for share in (one.rows.participation, one.columns.participation, one.entries)),
-                *(f"{one.agreement[name]:.2f}" for name in ("row", "column", "whole")),
-                f"{one.update:.1e}",
-                _oddities(one),
-            )
+            (one.name, "×".join(map(str, one.shape)) or "scalar", *one.figures, f"{one.update:.1e}", _oddities(one))
             for one in self.portraits
         ]
-        return "\n".join((columns((*header, "update", ""), rows, left=(0, 1, 9)), self.looks))
+        table = columns(("parameter", "shape", *FIGURES, "update", ""), rows, left=(0, 1, 9))
+        return f"{table}\n{self.looks}"
 
     @property
     def looks(self) -> str:
