@@ -7,7 +7,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["columns", "json_text"]
+__all__ = ["columns", "json_text", "shape_text"]
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as it is read.
+
+    >>> shape_text((943, 20)), shape_text(())
+    ('943×20', 'scalar')
+    """
+    return "×".join(map(str, shape)) or "scalar"
 
 
 def json_text(value: Any) -> str:

@@ -205,6 +205,11 @@ def test_wrong_numbers_are_refused(arguments, message):
         Race(EVEN, **arguments)
 
 
+def test_who_takes_part_must_be_a_candidate():
+    with pytest.raises(TypeError, match="must be a Candidate of the advisor's, got type"):
+        Race(EVEN, steps=16).run([entry()], present=torch.optim.Adam)
+
+
 def test_two_candidates_of_one_name_are_refused():
     with pytest.raises(ValueError, match="there twice: Adam"):
         Race(EVEN, steps=16).run([ADAM, ADAM])

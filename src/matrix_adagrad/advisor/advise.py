@@ -15,11 +15,11 @@ from matrix_adagrad.advisor.candidates import FAMILIES, Candidate, by_kind, dist
 from matrix_adagrad.advisor.plan import Choice, Plan
 from matrix_adagrad.advisor.portrait import FIGURES, Portrait
 from matrix_adagrad.advisor.probe import Probe, Report
-from matrix_adagrad.advisor.race import Progress, Race
+from matrix_adagrad.advisor.race import SEEDS, STEPS, Progress, Race
 from matrix_adagrad.advisor.result import Outcome, Result, Standing, difference, size
 from matrix_adagrad.advisor.task import Task, generators_restored
 from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.text import columns, json_text
+from matrix_adagrad.text import columns, json_text, shape_text
 
 __all__ = ["Advice", "advise", "by_agreement"]
 
@@ -44,9 +44,7 @@ class Advice:
         """For each matrix the geometry, and what the probe saw, for a terminal."""
         geometries = {choice.name: choice.geometry for choice in self.plan.choices}
         matrices = [one for one in self.probe if one.is_matrix]
-        rows = [
-            (one.name, "×".join(map(str, one.shape)), geometries[one.name], *one.figures) for one in matrices[:SHOWN]
-        ]
+        rows = [(one.name, shape_text(one.shape), geometries[one.name], *one.figures) for one in matrices[:SHOWN]]
         more = f"\n… and {len(matrices) - SHOWN} more matrices" if len(matrices) > SHOWN else ""
         return columns(("parameter", "shape", "geometry", *FIGURES), rows, left=(0, 1, 2)) + more
 
@@ -66,8 +64,8 @@ def advise(
     *,
     families: Iterable[str] = tuple(FAMILIES),
     present: Candidate | None = None,
-    steps: int = 200,
-    seeds: int = 5,
+    steps: int = STEPS,
+    seeds: int = SEEDS,
     progress: Progress | None = None,
 ) -> Advice:
     """Measure a model, race the geometries on it, and make a plan.
@@ -99,10 +97,6 @@ def advise(
     """
     families = [families] if isinstance(families, str) else list(families)
     present = present or task.present
-    if present is not None and not isinstance(present, Candidate):
-        raise TypeError(
-            f"present must be a Candidate, got {type(present).__name__}: see matrix_adagrad.advisor.Candidate"
-        )
     if not families:
         raise ValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
     with generators_restored():

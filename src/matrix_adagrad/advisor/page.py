@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import torch
 
 from matrix_adagrad.advisor.advise import Advice
+from matrix_adagrad.advisor.candidates import FAMILIES
 from matrix_adagrad.advisor.portrait import FIGURES as SPREAD
 from matrix_adagrad.advisor.portrait import GEOMETRIES, Portrait, Spread
 from matrix_adagrad.advisor.report import Report
 from matrix_adagrad.advisor.result import FIGURES, Outcome, Result, size
 from matrix_adagrad.report import page
 from matrix_adagrad.report.document import Axis, Document, Figure, Grid, HeatMap, Line, Panel, Plate, Section, Table
+from matrix_adagrad.text import shape_text
 from matrix_adagrad.version import __version__
 
 __all__ = ["document", "render"]
@@ -44,11 +46,11 @@ def document(advice: Advice) -> Document:
 
 def _plan(advice: Advice) -> Section:
     plan = advice.plan
-    optimizer = {"adagrad": "MatrixAdaGrad", "momentum": "MatrixMomentum"}[plan.family]
+    optimizer = FAMILIES[plan.family].optimizer.__name__
     rows = []
     for one in plan.choices:
         scales, entries = one.value.scales(one.shape), math.prod(one.shape)
-        rows.append((one.name, _shape(one.shape), one.geometry, f"{scales:,}", f"{entries:,}", one.reason))
+        rows.append((one.name, shape_text(one.shape), one.geometry, f"{scales:,}", f"{entries:,}", one.reason))
     entries = sum(math.prod(one.shape) for one in plan.choices)
     return Section(
         "plan",
@@ -269,7 +271,3 @@ def _grid(one: Portrait, spread: Spread, dim: int) -> Grid:
     values = tuple(tuple(energy / own for energy in over_time) for over_time, own in energies)
     ys = tuple(i * width + (own - 1) / 2 for i, own in enumerate(members))
     return Grid(f"{name}s", Axis("step"), Axis(name), tuple(middles), ys, values)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "scalar"

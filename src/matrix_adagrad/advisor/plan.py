@@ -16,7 +16,7 @@ from matrix_adagrad.advisor.candidates import FAMILIES, make_groups, trained
 from matrix_adagrad.files import write
 from matrix_adagrad.geometry import Blocks, Geometry, as_geometry
 from matrix_adagrad.optim.groups import unwrapped
-from matrix_adagrad.text import columns, json_text
+from matrix_adagrad.text import columns, json_text, shape_text
 
 __all__ = ["Choice", "Plan"]
 
@@ -123,7 +123,7 @@ class Plan:
 
     def table(self) -> str:
         """The choices, for a terminal."""
-        rows = [(one.name, "×".join(map(str, one.shape)) or "scalar", one.geometry, one.reason) for one in self.choices]
+        rows = [(one.name, shape_text(one.shape), one.geometry, one.reason) for one in self.choices]
         return columns(("parameter", "shape", "geometry", "why"), rows, left=(0, 1, 2, 3))
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from matrix_adagrad.advisor.task import Batches, Task, generators_restored
 __all__ = ["Race", "race"]
 
 RUNGS = 3  # all learning rates for an eighth of the steps, the better half for a quarter, and half of those for half
+STEPS, SEEDS = 200, 5  # of a run, and for each candidate, if nothing else is said
 ALLOWED_STEPS, ALLOWED_SEEDS = range(2 ** (RUNGS + 1), 10**9), range(2, 16)
 TIMED = 15  # steps
 SAME = 1e-3  # runs of one seed must start with the same loss, up to rounding
@@ -39,8 +40,8 @@ def race(
     held_out: Iterable[Any] | None = None,
     candidates: Sequence[Candidate] | None = None,
     present: Candidate | None = None,
-    steps: int = 200,
-    seeds: int = 5,
+    steps: int = STEPS,
+    seeds: int = SEEDS,
     progress: Progress | None = None,
 ) -> Result:
     """Train short runs with each candidate, and compare them.
@@ -88,7 +89,7 @@ class Race:
     """
 
     def __init__(
-        self, task: Task, *, steps: int = 200, seeds: int = 5, first: int = 0, progress: Progress | None = None
+        self, task: Task, *, steps: int = STEPS, seeds: int = SEEDS, first: int = 0, progress: Progress | None = None
     ) -> None:
         for name, value, allowed in (("steps", steps, ALLOWED_STEPS), ("seeds", seeds, ALLOWED_SEEDS)):
             if value not in allowed:
@@ -115,6 +116,9 @@ class Race:
 
     def expect(self, candidates: Sequence[Candidate]) -> None:
         """Count the steps that these candidates will take, for the progress."""
+        for one in candidates:
+            if not isinstance(one, Candidate):
+                raise TypeError(f"who takes part must be a Candidate of the advisor's, got {type(one).__name__}")
         names = [one.name for one in candidates]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from matrix_adagrad.advisor.portrait import FIGURES, Portrait
-from matrix_adagrad.text import columns, json_text
+from matrix_adagrad.text import columns, json_text, shape_text
 
 __all__ = ["Report", "ScalarWriter"]
 
@@ -58,7 +58,7 @@ class Report:
     def table(self) -> str:
         """The numbers side by side, for a terminal."""
         rows = [
-            (one.name, "×".join(map(str, one.shape)) or "scalar", *one.figures, f"{one.update:.1e}", _oddities(one))
+            (one.name, shape_text(one.shape), *one.figures, f"{one.update:.1e}", _oddities(one))
             for one in self.portraits
         ]
         table = columns(("parameter", "shape", *FIGURES, "update", ""), rows, left=(0, 1, 9))

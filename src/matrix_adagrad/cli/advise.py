@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -19,7 +20,7 @@ from matrix_adagrad import terminal
 from matrix_adagrad.advisor import Advice, Task
 from matrix_adagrad.advisor import advise as advice_on
 from matrix_adagrad.advisor.candidates import FAMILIES
-from matrix_adagrad.advisor.race import ALLOWED_SEEDS, ALLOWED_STEPS
+from matrix_adagrad.advisor.race import ALLOWED_SEEDS, ALLOWED_STEPS, SEEDS, STEPS
 from matrix_adagrad.advisor.result import AstrayError
 from matrix_adagrad.advisor.task import as_task
 from matrix_adagrad.cli.arguments import listed, positive
@@ -27,8 +28,6 @@ from matrix_adagrad.experiments import tasks
 from matrix_adagrad.files import write
 
 __all__ = ["DEMOS", "add"]
-
-STEPS, SEEDS = 200, 5
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Make the task, get advice on it, show it, and write it down."""
     torch.set_num_threads(options.threads)
-    watch = terminal.Steps(sys.stderr)
     demo = DEMOS[options.demo] if options.demo else None
     steps = options.steps or (demo.steps if demo else STEPS)
     seeds = options.seeds or (demo.seeds if demo else SEEDS)
@@ -90,15 +88,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         _check_writable(options.out)
         task = _demo(demo) if demo else _task(options.function)
-        advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=watch)
-        watch.close()
+        with contextlib.closing(terminal.Steps(sys.stderr)) as watch:
+            advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=watch)
         written = save(advice, options.out)
     except (_RefusedError, AstrayError) as error:  # others are of the user's own code: a traceback says where
-        watch.close()
         print(f"matrix-adagrad advise: {error}", file=sys.stderr)
         return 1
-    finally:
-        watch.close()
     if options.json:
         print(advice.to_json(), end="")
         return 0
