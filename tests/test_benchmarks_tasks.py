@@ -13,7 +13,7 @@ NAMES = [name for name in tasks.TASKS if not name.startswith(("movielens", "mlp"
 @pytest.fixture(params=NAMES)
 def task(request):
     if request.param.startswith("digits"):
-        pytest.importorskip("sklearn")
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed: make test-integrations")
     made = tasks.TASKS[request.param]()
     assert made.name == request.param
     return made
