@@ -105,7 +105,10 @@ class World:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
-        time.sleep(0.5)
+        deadline = time.monotonic() + _GRACE
+        while time.monotonic() < deadline and any(self._log(rank).stat().st_size == before[rank] for rank in ranks):
+            time.sleep(0.1)
+        time.sleep(0.5)  # the last of them may still be writing
         return [f"rank {rank}:\n{self._log(rank).read_text()[before[rank] :]}" for rank in ranks]
 
     def kill(self) -> None:
