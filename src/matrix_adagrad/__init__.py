@@ -9,6 +9,7 @@ from matrix_adagrad.optim import (
     RowAdaGrad,
     RowMomentum,
     geometry_groups,
+    step_in_backward,
 )
 from matrix_adagrad.version import __version__
 
@@ -27,4 +28,5 @@ __all__ = [
     "Whole",
     "__version__",
     "geometry_groups",
+    "step_in_backward",
 ]

@@ -69,10 +69,17 @@ def replicated(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
-def assert_engine_follows(engine: Callable[[nn.Module], nn.Module], make: Callable[[Any], Any]) -> None:
-    """All ranks see the same batch, so that the single process has the same gradients up to rounding."""
+def assert_engine_follows(
+    engine: Callable[[nn.Module], nn.Module], make: Callable[[Any], Any], prepare: Callable[[Any], Any] | None = None
+) -> None:
+    """All ranks see the same batch, so that the single process has the same gradients up to rounding.
+
+    ``prepare`` is called with the optimizer under the engine.
+    """
     alone, together = Network(), engine(Network())
     one, many = make(alone.parameters()), make(together.parameters())
+    if prepare is not None:
+        prepare(many)
     for step in range(20):
         x = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(step))
         for model, optimizer in ((alone, one), (together, many)):

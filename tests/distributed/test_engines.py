@@ -9,7 +9,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from matrix_adagrad import ColumnMomentum, MatrixAdaGrad, MatrixMomentum, RowAdaGrad
+from matrix_adagrad import ColumnMomentum, MatrixAdaGrad, MatrixMomentum, RowAdaGrad, step_in_backward
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed import engines
 from tests.distributed.layouts import assert_same, mesh_of, shared_out
@@ -34,6 +34,13 @@ def named(value):
 def test_training_under_an_engine_follows_a_single_process(ranks, engine, world, geometry, optimizer):
     make = functools.partial(optimizer, lr=0.03, geometry=geometry, eps=1e-3)
     ranks.run(world, engines.assert_engine_follows, engine, make)
+
+
+@pytest.mark.parametrize("geometry", [Row(), Column()], ids=str)
+@pytest.mark.parametrize("engine", [engines.fsdp, engines.tensor_parallel], ids=named)
+def test_steps_in_the_backward_pass_follow_a_single_process(ranks, engine, geometry):
+    make = functools.partial(MatrixAdaGrad, lr=0.03, geometry=geometry, eps=1e-3)
+    ranks.run(2, engines.assert_engine_follows, engine, make, step_in_backward)
 
 
 def zero_redundancy(cls, options):
