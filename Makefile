@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build clean
+.PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build test-wheels clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -64,28 +64,47 @@ docs: .venv/ready-docs ## the documentation, in site/
 	@echo "docs: sphinx, strict, into site/"
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs site
 
-build: .venv/ready-release ## the wheel and the sdist, in dist/
-	@echo "build: wheel and sdist into dist/"
-	@rm -rf dist
-	@$(BIN)/python -m build --outdir dist . > /dev/null
+# libgomp comes with torch, whose threads the kernels share. Two wheels of a version cannot be installed at once: the pure
+# one has a folder of its own, so that dist/*.whl is the one for this machine.
+build: .venv/ready-release ## what is released: sdist and wheel with kernels in dist/, the wheel without them in dist/pure/
+	@echo "build: sdist and wheels into dist/"
+	@rm -rf dist build/wheel
+	@mkdir -p build/wheel && { $(BIN)/python -m build --outdir build/wheel . && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	  auditwheel repair --strip --exclude libgomp.so.1 --plat manylinux_2_28_x86_64 --wheel-dir dist build/wheel/*.whl; \
+	  } > build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
+	@MATRIX_ADAGRAD_PURE=1 $(PIP) wheel --no-deps --wheel-dir dist/pure build/wheel/*.tar.gz
+	@mv build/wheel/*.tar.gz dist
+	@ls dist dist/pure
+
+test-wheels: build ## both wheels, one after the other, in an empty venv
+	@echo "test-wheels: in an empty venv"
+	@rm -rf build/venv && $(PYTHON) -m venv build/venv
+	@build/venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
+	@$(SMOKE) kernels
+	@build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/pure/*.whl
+	@$(SMOKE) pure
+	@cd build && venv/bin/matrix-adagrad regret --rounds 50 > /dev/null
+	@rm -rf build/venv
+SMOKE := build/venv/bin/python -W error -W "ignore:Failed to initialize NumPy" tests/smoke.py README.md
 
 clean: ## remove everything that was made here
 	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
 # Nothing is compiled ahead: most of what is installed is never imported.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile -c constraints.txt
 
 .venv/ready: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(PIP) -e '.[experiments]'
+	@$(INSTALL) -e '.[experiments]'
 	@touch $@
 
 # All at once: a second call would build the kernels a second time.
 .venv/ready-%: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad, for $*"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(PIP) -e '.[experiments,$*]'
-	@case $* in integrations|bench) $(PIP) --no-deps fbgemm-gpu-cpu torchrec;; esac
+	@$(INSTALL) -e '.[experiments,$*]'
+	@case $* in integrations|bench) $(INSTALL) --no-deps fbgemm-gpu-cpu torchrec;; esac
 	@touch .venv/ready $@

@@ -1,22 +1,28 @@
 """Builds the native kernels; everything else is in pyproject.toml. Without a C compiler the package installs too."""
 
+import os
+
 from setuptools import Extension, setup
 
 NATIVE = "src/matrix_adagrad/native"
 
+kernels = Extension(
+    "matrix_adagrad.native._kernels",
+    sources=[f"{NATIVE}/{name}.c" for name in ("balls", "dense", "sparse", "tiles", "tiles_avx2")],
+    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "tiles")],
+    # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
+    extra_compile_args=[
+        *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
+        *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    ],
+    extra_link_args=["-fopenmp", "-lm"],
+    optional=True,
+    py_limited_api=True,  # they know nothing of Python: one build serves every version
+)
+
+# MATRIX_ADAGRAD_PURE=1 leaves them out, for the wheel of all other platforms.
+pure = os.environ.get("MATRIX_ADAGRAD_PURE") == "1"
 setup(
-    ext_modules=[
-        Extension(
-            "matrix_adagrad.native._kernels",
-            sources=[f"{NATIVE}/{name}.c" for name in ("balls", "dense", "sparse", "tiles", "tiles_avx2")],
-            depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "tiles")],
-            # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
-            extra_compile_args=[
-                *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
-                *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-            ],
-            extra_link_args=["-fopenmp", "-lm"],
-            optional=True,
-        )
-    ]
+    ext_modules=[] if pure else [kernels],
+    options={} if pure else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -76,7 +76,7 @@ def test_without_kernels_steps_run_on_torchs_operators_and_say_so_once(monkeypat
                 optimizer.step()
         assert [record.getMessage() for record in caplog.records] == [
             "matrix-adagrad runs without its native kernels, on torch's operators: "
-            "they were not built: reinstall with a C compiler that knows OpenMP"
+            "they were not built: install from the sources, with a C compiler that knows OpenMP"
         ]
         with pytest.raises(RuntimeError, match="fused=True needs the native kernels: .*; or leave fused=None"):
             RowAdaGrad([x], fused=True)

@@ -36,7 +36,7 @@ def missing() -> str:
     """Why there are no native kernels, in words; empty if there are. The first to ask is told by a warning too."""
     reason = ""
     if LIBRARY is None:
-        reason = "they were not built: reinstall with a C compiler that knows OpenMP"
+        reason = "they were not built: install from the sources, with a C compiler that knows OpenMP"
     else:
         try:
             load()

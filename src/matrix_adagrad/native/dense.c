@@ -22,8 +22,8 @@ static settings settings_at(double step, const tensor *t, const rule *r)
 {
     int corrected = r->momentum && r->bias_correction;
     settings s = {
-        .lr = corrected && r->beta1 > 0 ? r->lr / -expm1(step * log(r->beta1)) : r->lr,
-        .variance = corrected && r->beta2 > 0 ? 1 / -expm1(step * log(r->beta2)) : 1,
+        .lr = corrected && r->beta1 > 0 ? r->lr / -expm1(step * log1p(r->beta1 - 1)) : r->lr,
+        .variance = corrected && r->beta2 > 0 ? 1 / -expm1(step * log1p(r->beta2 - 1)) : 1,
         .eps = r->eps,
         .keep = r->momentum ? r->beta2 : 1,
         .fresh = (r->momentum ? 1 - r->beta2 : 1) / (double)t->members,
