@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from matrix_adagrad import __version__
 from matrix_adagrad.experiments.claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,15 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_pictures_are_drawn_from_the_geometries_as_they_are():
+    for name, draw in runpy.run_path(str(ROOT / "docs" / "pictures.py"))["PICTURES"].items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == draw()
+
+
+def test_the_changelog_begins_with_the_version():
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == __version__
 
 
 def test_every_page_is_in_the_table_of_contents():
