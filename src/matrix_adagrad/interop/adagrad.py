@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.optim import Adagrad
 
 from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.interop.exchange import check_kind, groups_from, groups_to, load, store
+from matrix_adagrad.interop.exchange import check_kind, groups_from, groups_to, load, parameters, store
 from matrix_adagrad.optim import MatrixAdaGrad
 from matrix_adagrad.optim.options import Reduction
 from matrix_adagrad.optim.state import STEP
 
 __all__ = ["from_adagrad", "to_adagrad"]
 
+_PEER = "torch's Adagrad"
 _OPTIONS = ("lr", "eps", "weight_decay", "initial_accumulator_value", "maximize", "foreach", "fused")
 
 
@@ -56,11 +57,10 @@ def from_adagrad(optimizer: Adagrad, geometry: Geometry | str = "row", reduction
     ours = MatrixAdaGrad(groups, geometry=geometry, reduction=reduction, **defaults)
     start = optimizer.defaults["initial_accumulator_value"]  # torch ignores a group's own
     states = {}
-    for group in ours.param_groups:
-        for param in group["params"]:
-            state = optimizer.state.get(param) or {STEP: 0, "sum": torch.full_like(param, start, requires_grad=False)}
-            states[param] = {STEP: state[STEP], "sum": _reduced(state["sum"], geometry, reduction)}
-    load(ours, states, "torch's Adagrad")
+    for _, param, _ in parameters(ours, _PEER):
+        state = optimizer.state.get(param) or {STEP: 0, "sum": torch.full_like(param, start, requires_grad=False)}
+        states[param] = {STEP: state[STEP], "sum": _reduced(state["sum"], geometry, reduction)}
+    load(ours, states, _PEER)
     return ours
 
 
@@ -94,7 +94,7 @@ def to_adagrad(optimizer: MatrixAdaGrad) -> Adagrad:
         >>> torch.equal(from_adagrad(entries).state[weight]["sum"], rows.state[weight]["sum"])
         True
     """
-    groups = groups_to("torch's Adagrad", optimizer, _OPTIONS)
+    groups = groups_to(_PEER, optimizer, _OPTIONS)
     theirs = Adagrad(groups, **copy.deepcopy({name: optimizer.defaults[name] for name in _OPTIONS}))
     store(optimizer, theirs)
     return theirs

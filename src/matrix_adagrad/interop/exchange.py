@@ -34,6 +34,7 @@ __all__ = [
     "groups_to",
     "load",
     "mean_statistic",
+    "parameters",
     "refuse",
     "regroup",
     "store",
@@ -110,7 +111,7 @@ def groups_from(optimizer: Optimizer, geometry: Geometry, reduction: Reduction) 
 def load(optimizer: MatrixAdaGrad, states: Mapping[Tensor, Mapping[str, Any]], peer: str) -> None:
     """Load a copy of the states that parameters have at a peer."""
     saved = optimizer.state_dict()
-    params = [param for _, param, _ in _parameters(optimizer, peer)]
+    params = [param for _, param, _ in parameters(optimizer, peer)]
     saved["state"] = {i: dict(states[param]) for i, param in enumerate(params) if states.get(param)}
     optimizer.load_state_dict(saved)
 
@@ -134,7 +135,7 @@ def groups_to(peer: str, optimizer: MatrixAdaGrad, options: Collection[str]) -> 
 def store(optimizer: MatrixAdaGrad, theirs: Optimizer) -> None:
     """Copy the state into another optimizer's, which is there already and broadcasts against parameters."""
     peer = type(theirs).__name__
-    for name, param, group in _parameters(optimizer, peer):
+    for name, param, group in parameters(optimizer, peer):
         mean, state = mean_statistic(name, param, group, optimizer, peer), theirs.state[param]
         if state["sum"].dtype != mean.dtype:
             raise ValueError(f"{name} is {param.dtype}, in which {peer} keeps sums too, and they stall: widen it")
@@ -179,7 +180,7 @@ def check_kind(argument: str, value: object, kind: type) -> None:
         raise TypeError(f"{argument} must be a {kind.__name__}, got {type(value).__name__}")
 
 
-def _parameters(optimizer: MatrixAdaGrad, peer: str) -> Iterator[tuple[str, Tensor, Group]]:
+def parameters(optimizer: MatrixAdaGrad, peer: str) -> Iterator[tuple[str, Tensor, Group]]:
     """All parameters with their names and groups; an error for one that does not mean the same at a peer."""
     for group in optimizer.param_groups:
         for name, param in optimizer._named(group):
