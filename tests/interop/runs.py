@@ -18,7 +18,8 @@ def parameters(shapes):
 def give_gradients(params, step, but=None):
     """Their gradients of this step; the parameter with the number ``but`` has none."""
     for i, param in enumerate(params):
-        param.grad = None if i == but else matrix(len(param), max(1, param[0].numel()), 100 * step + i).view_as(param)
+        grad = matrix(len(param), param[0].numel(), 100 * step + i).view_as(param)
+        param.grad = None if i == but else grad.to(param.dtype)
 
 
 def run(optimizer, params, steps, but=None):

@@ -164,6 +164,28 @@ def test_a_parameter_that_torch_has_no_state_for_starts_where_torch_starts_it():
     assert_same_parameters(*results)
 
 
+@pytest.mark.parametrize("convert", [lambda ours: from_adagrad(to_adagrad(ours), "entry"), to_adagrad])
+def test_a_tensor_as_learning_rate_is_copied_for_schedulers_write_into_it(convert):
+    ours = MatrixAdaGrad(one(), torch.tensor(0.1), geometry="entry", reduction="mean")
+    moved = convert(ours)
+    for lr in (moved.param_groups[0]["lr"], moved.defaults["lr"]):
+        lr.fill_(0.5)
+    assert ours.param_groups[0]["lr"] == ours.defaults["lr"] == torch.tensor(0.1)
+
+
+@pytest.mark.parametrize("geometry", ["entry", "row"])
+def test_narrow_sums_are_taken_over_as_they_are_and_go_on_wide(geometry):
+    weight = torch.nn.Parameter(parameters([(7, 6)])[0].detach().bfloat16())
+    entries = Adagrad([weight], lr=0.1)
+    run(entries, [weight], range(3))
+    found = from_adagrad(entries, geometry).state[weight]["sum"]
+    squares = entries.state[weight]["sum"].float()
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(
+        found, squares if geometry == "entry" else squares.mean(1, keepdim=True), rtol=1e-6, atol=0
+    )
+
+
 def one():
     return parameters([(4, 4)])
 
