@@ -71,6 +71,8 @@ def test_there_and_back_is_the_same_bit_for_bit(options, torchrec):
     before = theirs.state[params[0]]["sum"].clone()
     run(ours, params, range(1))
     assert torch.equal(theirs.state[params[0]]["sum"], before), "the state is a copy"
+    for lr in (ours.defaults["lr"], ours.param_groups[0]["lr"]):
+        assert not isinstance(lr, torch.Tensor) or lr is not options["lr"], "and so is a tensor as learning rate"
 
 
 def test_sparse_gradients_here_go_on_as_dense_ones_there(torchrec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from matrix_adagrad.geometry import Row
@@ -48,7 +49,7 @@ def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
         True
     """
     check_kind("optimizer", optimizer, RowWiseAdagrad)
-    defaults: dict[str, Any] = {name: optimizer.defaults[name] for name in _OPTIONS}
+    defaults: dict[str, Any] = copy.deepcopy({name: optimizer.defaults[name] for name in _OPTIONS})
     ours = RowAdaGrad(list(groups_from(optimizer, Row(), "mean")), reduction="mean", **defaults)
     load(ours, optimizer.state, "TorchRec")
     return ours
