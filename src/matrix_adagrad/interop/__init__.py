@@ -1,1 +1,1 @@
-"""Other people's trainers: a module for each, which needs that package to be installed."""
+"""Other people's trainers and optimizers: a module for each, which needs that package to be installed."""

@@ -1,0 +1,91 @@
+"""Exact migration from and to TorchRec's ``RowWiseAdagrad``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from matrix_adagrad.geometry import Row
+from matrix_adagrad.interop.exchange import check_kind, groups_from, groups_to, load, store
+from matrix_adagrad.optim import MatrixAdaGrad, RowAdaGrad
+
+try:
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+except ImportError as error:
+    raise ImportError(
+        "matrix_adagrad.interop.torchrec needs TorchRec: pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0, "
+        "and pip install pyre-extensions tensordict"
+    ) from error
+
+__all__ = ["from_torchrec", "to_torchrec"]
+
+_OPTIONS = ("lr", "eps", "weight_decay", "initial_accumulator_value", "maximize")
+
+
+def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
+    r"""A `RowAdaGrad` that goes on where TorchRec's ``RowWiseAdagrad`` is.
+
+    Both divide a row's gradient by the root of its mean squares so far, the gradient of an L2 penalty included:
+
+    .. math:: V_{t,i} = V_{t-1,i} + \tfrac1n \|G_{t,i,:}\|_2^2, \qquad
+        X_{t+1,i,:} = X_{t,i,:} - \eta\, G_{t,i,:} / (\sqrt{V_{t,i}} + \epsilon)
+
+    The parameters are the same objects, the state is a copy, and the groups keep their options and names. Gradients may
+    be sparse from now on; weight decay then acts on the rows of the batch alone.
+
+    Args:
+        optimizer: TorchRec's. One with ``lr_decay`` is refused.
+
+    Example:
+        >>> import torch
+        >>> from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+        >>> from matrix_adagrad.interop.torchrec import from_torchrec
+        >>> table = torch.nn.Embedding(1000, 16)
+        >>> theirs = RowWiseAdagrad(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([3, 5])).square().sum().backward()
+        >>> theirs.step()
+        >>> ours = from_torchrec(theirs)
+        >>> torch.equal(ours.state[table.weight]["sum"], theirs.state[table.weight]["sum"])
+        True
+    """
+    check_kind("optimizer", optimizer, RowWiseAdagrad)
+    defaults: dict[str, Any] = copy.deepcopy({name: optimizer.defaults[name] for name in _OPTIONS})
+    ours = RowAdaGrad(list(groups_from(optimizer, Row(), "mean")), reduction="mean", **defaults)
+    load(ours, optimizer.state, "TorchRec")
+    return ours
+
+
+def to_torchrec(optimizer: MatrixAdaGrad) -> RowWiseAdagrad:
+    r"""A ``RowWiseAdagrad`` of TorchRec that goes on where a `RowAdaGrad` is.
+
+    The parameters are the same objects, the state is a copy. A run with ``reduction="sum"`` is carried over with
+    ``lr / √n`` and ``eps / √n``, in a group for each width n. TorchRec takes matrices and dense gradients only.
+
+    Args:
+        optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` whose groups scale by row. What TorchRec does not have is
+            refused: vectors, other geometries, ``domain``, ``decoupled_weight_decay``, ``capturable``,
+            ``differentiable``; and parameters narrower than float32.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad import RowAdaGrad
+        >>> from matrix_adagrad.interop.torchrec import to_torchrec
+        >>> table = torch.nn.Embedding(1000, 16)
+        >>> theirs = to_torchrec(RowAdaGrad(table.parameters(), lr=0.4))
+        >>> theirs.param_groups[0]["lr"]  # by the mean, for rows of 16
+        0.1
+    """
+    groups = groups_to("TorchRec", optimizer, _OPTIONS)
+    for own in optimizer.param_groups:
+        for name, param in optimizer._named(own):
+            shape, geometry = tuple(param.shape), own["geometry"]
+            if param.dim() != 2:
+                raise ValueError(f"{name} has shape {shape}: TorchRec takes matrices; leave it to another optimizer")
+            if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
+                raise ValueError(f"geometry={geometry} of {name} cannot be carried over to TorchRec: it scales by row")
+    for group in groups:
+        group["lr"] = float(group["lr"])  # a tensor of shape (1,) makes its step fail
+    defaults = {name: optimizer.defaults[name] for name in _OPTIONS}
+    theirs = RowWiseAdagrad(groups, **{**defaults, "lr": float(defaults["lr"])})
+    store(optimizer, theirs)
+    return theirs

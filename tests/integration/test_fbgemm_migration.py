@@ -1,0 +1,248 @@
+"""Runs move between FBGEMM's tables and RowAdaGrad, and go on as if they had not moved, on random rows."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from matrix_adagrad import ColumnAdaGrad, RowAdaGrad
+from matrix_adagrad.domains import RowBalls
+from tests.interop.runs import assert_same_parameters, options_of, parameters
+
+if "INTEGRATIONS" not in os.environ:
+    pytest.skip("it imports FBGEMM: make test-integrations", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the peer's own
+
+
+@pytest.fixture
+def fbgemm():
+    pytest.importorskip("fbgemm_gpu", reason="FBGEMM is not installed: make test-integrations")
+    from matrix_adagrad.interop import fbgemm
+
+    return fbgemm
+
+
+BATCH, BAG = 6, 4
+ROWS = (30, 20, 12)
+
+
+class Batches:
+    """Indices and upstream gradients of several orders of magnitude, the same for FBGEMM and for modules."""
+
+    def __init__(self, features, widths, pooled=True):
+        self.random, self.pooled = torch.Generator().manual_seed(0), pooled
+        self.rows, self.widths = [ROWS[table] for table in features], [widths[table] for table in features]
+
+    def next(self):
+        """Indices (feature, bag, place), and what the output is multiplied with."""
+        index = torch.stack([torch.randint(n, (BATCH, BAG), generator=self.random) for n in self.rows])
+        shape = (BATCH, sum(self.widths)) if self.pooled else (index.numel(), self.widths[0])
+        scale = torch.logspace(-3, 3, shape[0])[torch.randperm(shape[0], generator=self.random), None]
+        return index, torch.randn(shape, generator=self.random) * scale
+
+
+def step_there(tables, index, upstream):
+    (tables(index.flatten(), torch.arange(0, index.numel() + 1, BAG)) * upstream).sum().backward()
+
+
+def step_here(modules, optimizer, index, upstream, pooled):
+    optimizer.zero_grad()
+    if pooled:
+        offsets = torch.arange(0, BATCH * BAG + 1, BAG)
+        out = torch.cat([module(own.flatten(), offsets) for module, own in zip(modules, index, strict=True)], 1)
+    else:
+        out = torch.cat([module(own.flatten()) for module, own in zip(modules, index, strict=True)])
+    (out * upstream).sum().backward()
+    optimizer.step()
+
+
+def make_tables(fbgemm, features, pooling, widths, **options):
+    place = (fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
+    made = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS[table], widths[table], *place) for table in range(max(features) + 1)],
+        feature_table_map=features,
+        optimizer=fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        pooling_mode=fbgemm.PoolingMode[pooling],
+        weight_decay_mode=fbgemm.WeightDecayMode[options.pop("mode", "NONE")],
+        **{"learning_rate": 0.1, "eps": 1e-3, **options},
+    )
+    for weight in made.split_embedding_weights():
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(weight))))
+    return made
+
+
+L2, DECOUPLED = {"weight_decay": 0.3, "mode": "L2"}, {"weight_decay": 0.3, "mode": "DECOUPLE"}
+RUNS = [
+    ([0], "SUM", (16,), {}),
+    ([0, 1, 2], "SUM", (8, 16, 4), {"eps": 0.3}),
+    ([0, 1], "MEAN", (8, 4), {}),
+    ([0, 0, 1, 2], "SUM", (8, 16, 4), {}),
+    ([0, 0, 1, 1], "SUM", (8, 16), L2),
+    ([0, 0, 1, 1], "MEAN", (8, 16), DECOUPLED),
+    ([0, 1], "NONE", (8, 8), {}),
+    ([0, 1], "NONE", (8, 8), L2),
+    ([0, 1], "NONE", (8, 8), DECOUPLED),
+]
+
+
+@pytest.mark.parametrize(("features", "pooling", "widths", "options"), RUNS, ids=str)
+def test_fbgemms_run_goes_on_here_and_there_again(features, pooling, widths, options, fbgemm):
+    pooled = pooling != "NONE"
+    unbroken, tables = (make_tables(fbgemm, features, pooling, widths, **options) for _ in range(2))
+    batches, modules, optimizer = Batches(features, widths, pooled), None, None
+    for step in range(12):
+        index, upstream = batches.next()
+        step_there(unbroken, index, upstream)
+        if step in (0, 4):  # before the first step too, and back at once
+            modules, optimizer = fbgemm.from_fbgemm(tables)
+        if step in (0, 8):
+            tables = fbgemm.to_fbgemm(modules, optimizer)
+        if 4 <= step < 8:
+            step_here(modules, optimizer, index, upstream, pooled)
+        else:
+            step_there(tables, index, upstream)
+    assert_same_parameters(tables.split_embedding_weights(), unbroken.split_embedding_weights())
+    for (one,), (other,) in zip(tables.split_optimizer_states(), unbroken.split_optimizer_states(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    assert tables.iter.item() == unbroken.iter.item() == 12
+    assert len({id(module) for module in modules}) == max(features) + 1
+
+
+@pytest.mark.parametrize(("features", "pooling", "widths", "options"), RUNS, ids=str)
+def test_fbgemms_tables_there_and_back_are_the_same_bit_for_bit(features, pooling, widths, options, fbgemm):
+    names = [f"t{i}" for i in range(max(features) + 1)]
+    tables = make_tables(fbgemm, features, pooling, widths, table_names=names, **options)
+    batches = Batches(features, widths, pooling != "NONE")
+    for _ in range(3):
+        step_there(tables, *batches.next())
+    modules, optimizer = fbgemm.from_fbgemm(tables)
+    back = fbgemm.to_fbgemm(modules, optimizer)
+    again, other = fbgemm.from_fbgemm(back)
+    assert optimizer.param_groups[0]["param_names"] == back.table_names == names
+    assert (back.optimizer_args, back.get_learning_rate()) == (tables.optimizer_args, tables.get_learning_rate())
+    assert (back.feature_table_map, back.pooling_mode) == (features, tables.pooling_mode)
+    for one, two in zip(back.split_embedding_weights(), tables.split_embedding_weights(), strict=True):
+        assert torch.equal(one, two)
+    taken = {module.weight.data_ptr() for module in modules}
+    assert taken.isdisjoint(weight.data_ptr() for weight in tables.split_embedding_weights()), "weights are copies"
+    for one, two in zip(back.split_optimizer_states(), tables.split_optimizer_states(), strict=True):
+        assert torch.equal(one[0], two[0])
+        assert one[0].count_nonzero()
+    for one, two in zip(modules, again, strict=True):
+        assert torch.equal(one.weight, two.weight)
+        assert torch.equal(optimizer.state[one.weight]["sum"], other.state[two.weight]["sum"])
+        assert optimizer.state[one.weight]["step"] == other.state[two.weight]["step"] == 3
+    numbers = ("lr", "eps", "weight_decay", "decoupled_weight_decay", "reduction")
+    assert options_of(optimizer, numbers) == options_of(other, numbers)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_run_from_here_goes_on_at_fbgemm_with_a_new_learning_rate(reduction, fbgemm):
+    modules = [
+        nn.EmbeddingBag(*w.shape, _weight=w.detach(), mode="sum", sparse=True, include_last_offset=True)
+        for w in parameters([(30, 8), (20, 8)])
+    ]
+    dense = nn.Linear(3, 2)  # stays with its optimizer
+    groups = [{"params": [modules[0].weight]}, {"params": [modules[1].weight]}, {"params": dense.parameters(), "lr": 1}]
+    optimizer = RowAdaGrad(groups, torch.tensor(0.2), reduction=reduction, eps=1e-3, initial_accumulator_value=0.5)
+    batches = Batches([0, 1], (8, 8))
+    for step in range(8):
+        index, upstream = batches.next()
+        if step == 4:
+            tables = fbgemm.to_fbgemm(modules, optimizer)
+        if step == 6:
+            tables.set_learning_rate(0.05 / 8**0.5 if reduction == "sum" else 0.05)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05
+        if step >= 4:
+            step_there(tables, index, upstream)
+        step_here(modules, optimizer, index, upstream, True)
+    assert_same_parameters(tables.split_embedding_weights(), [module.weight.detach() for module in modules])
+
+
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+@pytest.mark.parametrize("mode", ["NONE", "L2", "DECOUPLE"])
+def test_fbgemm_ignores_weight_decay_of_pooled_tables_of_one_feature_and_it_is_refused(mode, pooling, fbgemm):
+    ends = []
+    for decay in (0.0, 0.3):
+        tables, batches = make_tables(fbgemm, [0], pooling, (8,), weight_decay=decay, mode=mode), Batches([0], (8,))
+        for _ in range(3):
+            step_there(tables, *batches.next())
+        ends.append(tables.split_embedding_weights()[0])
+    assert torch.equal(*ends)  # the day this fails, FBGEMM applies it, and it can be carried over
+    with pytest.raises(ValueError, match="weight_decay=0.3 .* FBGEMM.* ignores it"):
+        fbgemm.from_fbgemm(tables)
+    tables.update_hyper_parameters({"weight_decay": 0.0})
+    assert fbgemm.from_fbgemm(tables)[1].param_groups[0]["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gradient_clipping": True}, "gradient_clipping=True .* clip by hand"),
+        ({"max_norm": 0.5}, "max_norm=0.5 .* ignores it"),
+        ({"optimizer": "EXACT_SGD"}, "optimizer=EXACT_SGD .* must be EXACT_ROWWISE_ADAGRAD"),
+        ({"weights_precision": "FP16"}, "weights_precision=FP16 .* must be FP32"),
+        ({"output_dtype": "FP16"}, "output_dtype=FP16 .* must be FP32"),
+    ],
+    ids=str,
+)
+def test_what_fbgemm_has_and_rows_have_not_is_refused(options, words, fbgemm):
+    kinds = {
+        "optimizer": fbgemm.EmbOptimType,
+        "weights_precision": fbgemm.SparseType,
+        "output_dtype": fbgemm.SparseType,
+    }
+    given = {key: kinds[key][value] if key in kinds else value for key, value in options.items()}
+    spec = (8, 4, fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
+    tables = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [spec], **{"optimizer": fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD, **given}
+    )
+    with pytest.raises(ValueError, match=words):
+        fbgemm.from_fbgemm(tables)
+
+
+def bags(*widths, **options):
+    return [nn.EmbeddingBag(8, width, **{"mode": "sum", "sparse": True, **options}) for width in widths]
+
+
+@pytest.mark.parametrize(
+    ("modules", "make", "words"),
+    [
+        (bags(4), lambda w: RowAdaGrad(w, maximize=True), "maximize=True .* negate the loss"),
+        (bags(4), ColumnAdaGrad, "geometry=column of table 0"),
+        (bags(4), lambda w: RowAdaGrad(w, domain=RowBalls(100.0)), "domain=.* it never projects"),
+        (bags(4), lambda w: RowAdaGrad(w, weight_decay=0.1), "weight_decay=0.1 .* ignores it"),
+        ([nn.Embedding(8, 4)], lambda w: RowAdaGrad(w, weight_decay=0.1), "decay all rows"),
+        (bags(4), lambda w: RowAdaGrad(w, eps=0), "eps=0 .* 0/0 is NaN there"),
+        (bags(6), RowAdaGrad, "4 must divide their width"),
+        (bags(4, dtype=torch.float64), RowAdaGrad, "torch.float64 on cpu"),
+        (bags(4, 8), RowAdaGrad, "table 0 has .*'learning_rate': 0.005.* and table 1 has .* one for all tables"),
+        (bags(4, mode="max"), RowAdaGrad, r"tables pool by \['max'\]"),
+        (bags(4) + bags(4, mode="mean"), RowAdaGrad, r"tables pool by \['mean', 'sum'\]"),
+        (bags(4, padding_idx=0), RowAdaGrad, "padding_idx=0 of table 0"),
+        (bags(4, max_norm=1.0), RowAdaGrad, "max_norm=1.0 of table 0"),
+        (
+            bags(4),
+            lambda _: RowAdaGrad(parameters([(8, 4)])),
+            r"table 0, of shape \(8, 4\), is not among the optimizer's",
+        ),
+    ],
+)
+def test_what_rows_have_and_fbgemm_has_not_is_refused(modules, make, words, fbgemm):
+    with pytest.raises(ValueError, match=words):
+        fbgemm.to_fbgemm(modules, make([module.weight for module in modules]))
+
+
+def test_features_of_one_table_that_are_apart_and_frozen_tables_are_refused(fbgemm):
+    one, two = bags(4, 4)
+    optimizer = RowAdaGrad([one.weight, two.weight])
+    with pytest.raises(ValueError, match=r"tables \[0, 1, 0\]: FBGEMM wants those of one table next to each other"):
+        fbgemm.to_fbgemm([one, two, one], optimizer)
+    two.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="requires_grad=False of table 1"):
+        fbgemm.to_fbgemm([one, two], optimizer)
+    with pytest.raises(TypeError, match="tables must be a SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"):
+        fbgemm.from_fbgemm(one)
