@@ -85,7 +85,7 @@ test-wheels: build ## both wheels, one after the other, in an empty venv
 	@$(SMOKE) pure
 	@cd build && venv/bin/matrix-adagrad regret --rounds 50 > /dev/null
 	@rm -rf build/venv
-SMOKE := build/venv/bin/python -W error -W "ignore:Failed to initialize NumPy" tests/smoke.py README.md
+SMOKE := build/venv/bin/python -W error -W "ignore:Failed to initialize NumPy" .ci/smoke.py README.md
 
 clean: ## remove everything that was made here
 	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
