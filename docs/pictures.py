@@ -1,4 +1,4 @@
-"""Pictures that explain, drawn from the geometries themselves: `python docs/pictures.py` writes them to docs/pictures/."""
+"""Pictures that explain, drawn from the geometries: `python docs/pictures.py` writes them to docs/pictures/."""
 
 from html import escape
 from pathlib import Path
