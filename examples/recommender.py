@@ -1,7 +1,9 @@
 """Learn what people like from MovieLens 100K, with embeddings that keep one scale a row, and recommend films.
 
     python examples/recommender.py               # gets the data by itself: see `matrix-adagrad data`
-    python examples/recommender.py ml-100k 42    # your own copy, whose u.item has the titles; films for person 42
+    python examples/recommender.py ml-100k 42    # your own copy, and films for person 42
+
+With a copy of your own films have titles: those of its u.item.
 """
 
 import sys
