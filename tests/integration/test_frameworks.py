@@ -163,6 +163,9 @@ def accelerate(setting, folder, resume=False):
     return own, bare
 
 
+PRECISIONS = {torch.float32: "32-true", torch.bfloat16: "bf16-true", torch.float64: "64-true"}
+
+
 def lightning(setting, folder, resume=False):
     pl = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: make test-integrations")
 
@@ -183,14 +186,14 @@ def lightning(setting, folder, resume=False):
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
-        precision="bf16-mixed" if setting.bf16 else "32-true",
+        precision="bf16-mixed" if setting.bf16 else PRECISIONS[setting.dtype],
         accumulate_grad_batches=setting.accumulate,
         callbacks=[pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    module = Module().to(setting.dtype)
+    module = Module()
     trainer.fit(module, setting.batches(), ckpt_path=folder / "epoch=0.ckpt" if resume else None)
     return module.model, module.optimizer
 
@@ -203,6 +206,13 @@ frameworks = pytest.mark.parametrize(
         for optimizer in OPTIMIZERS
         if (train, optimizer) != (transformers, "sparse")  # see below
     ],
+)
+
+
+precisions = pytest.mark.parametrize(
+    "precision",
+    [{}, {"bf16": True}, {"dtype": torch.bfloat16}],
+    ids=["float32", "bfloat16 autocast", "bfloat16 weights"],
 )
 
 
@@ -220,9 +230,9 @@ def _fresh_accelerate(monkeypatch):
 
 
 @frameworks
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16 autocast"])
-def test_a_run_is_that_of_a_plain_loop(train, optimizer, bf16, tmp_path):
-    setting = Setting(optimizer, bf16=bf16)
+@precisions
+def test_a_run_is_that_of_a_plain_loop(train, optimizer, precision, tmp_path):
+    setting = Setting(optimizer, **precision)
     model, used = train(setting, tmp_path)
     assert_same_bits(model, plain(setting))
     assert {value.dtype for state in used.state.values() for value in state.values()} == {torch.float32}
@@ -235,13 +245,14 @@ def test_autocast_makes_a_difference():
 
 
 @frameworks
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16 autocast"])
-def test_a_run_that_is_resumed_ends_with_the_bits_of_an_unbroken_one(train, optimizer, bf16, tmp_path):
-    setting = Setting(optimizer, bf16=bf16)
+@precisions
+def test_a_run_that_is_resumed_ends_with_the_bits_of_an_unbroken_one(train, optimizer, precision, tmp_path):
+    setting = Setting(optimizer, **precision)
     train(setting, tmp_path)
     resumed, used = train(setting, tmp_path, resume=True)  # from other weights, so that those of the file count
     assert_same_bits(resumed, plain(setting))
     assert {float(state["step"]) for state in used.state.values()} == {setting.steps}
+    assert {value.dtype for state in used.state.values() for value in state.values()} == {torch.float32}
 
 
 @frameworks
