@@ -12,7 +12,7 @@ CONTEXT, BATCH, STEPS, EVERY, LR = 32, 12, 60, 20, 5e-3
 torch.set_num_threads(1)  # on so small a model threads would only wait for each other
 text = characters(python_text())
 train, held_out = text[:-20_000], text[-20_000:]
-validation = windows(held_out, torch.arange(0, 19_000, 200), CONTEXT)
+validation = windows(held_out, torch.arange(0, 19_000, 400), CONTEXT)
 starts = torch.randint(len(train) - CONTEXT, (STEPS, BATCH), generator=torch.Generator().manual_seed(1))
 
 

@@ -12,6 +12,7 @@ from matrix_adagrad.online import Game, MirrorDescent, RegretMeter, Solution, mi
 
 SHOPS, FEATURES, ROUNDS = 10, 4, 2000
 LEFT_OVER, SHORT = 1.0, 4.0
+torch.set_num_threads(1)  # on so small matrices threads would only wait for each other
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 

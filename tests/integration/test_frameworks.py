@@ -217,6 +217,14 @@ precisions = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on so small a model threads would only wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
 def _fresh_accelerate(monkeypatch):
     """Accelerate keeps the precision of the first run in a process, and Transformers hands it on in the environment."""
     state = pytest.importorskip("accelerate.state", reason="accelerate is not installed: make test-integrations")
