@@ -1,5 +1,6 @@
 """The examples run as they are; each checks its own result."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,19 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# Run by `make test-integrations`, and by tests/distributed, under torchrun.
-ELSEWHERE = {"nonnegative_movielens", "embedding_shards", "fsdp2_train", "leave_torchrec"}
+PAGE = EXAMPLES.parent / "docs" / "examples.md"
+# Run by `make test-integrations`, because of what they need or fetch, and by tests/distributed, under torchrun.
+ELSEWHERE = {
+    "accelerate_train",
+    "embedding_shards",
+    "fsdp2_train",
+    "jax_rows",
+    "leave_torchrec",
+    "lightning_train",
+    "nonnegative_movielens",
+    "recommender",
+    "transformers_train",
+}
 
 
 @pytest.mark.separate_process
@@ -22,3 +34,8 @@ def test_the_example_runs(name):
 def test_examples_are_short():
     for path in EXAMPLES.glob("*.py"):
         assert len(path.read_text().splitlines()) < 80
+
+
+def test_the_page_lists_every_example_and_no_other():
+    listed = re.findall(r"^\| \[`(\w+)\.py`\]", PAGE.read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in EXAMPLES.glob("*.py"))

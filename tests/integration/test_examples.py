@@ -1,19 +1,46 @@
 """The examples that fetch data."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "nonnegative_movielens.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+if "INTEGRATIONS" not in os.environ:
+    pytest.skip("they fetch MovieLens: make test-integrations", allow_module_level=True)
 
 
-@pytest.mark.skipif("INTEGRATIONS" not in os.environ, reason="it fetches MovieLens: make test-integrations")
+def run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_movielens_is_factorised_into_non_negative_factors():
-    run = subprocess.run([sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    free, inside = (float(line.split("RMSE ")[1].split(",")[0]) for line in run.stdout.splitlines())
+    free, inside = (float(line.split("RMSE ")[1].split(",")[0]) for line in run("nonnegative_movielens").splitlines())
     assert free < 1.0
     assert inside < 1.0
+
+
+def test_films_are_recommended_with_their_titles(tmp_path):
+    from matrix_adagrad.experiments.data import movielens
+
+    data = movielens()
+    columns = (data.users + 1, data.items + 1, data.ratings, data.timestamps)
+    lines = ("\t".join(map(str, row)) for row in zip(*(column.tolist() for column in columns), strict=True))
+    (tmp_path / "u.data").write_text("\n".join(lines))
+    (tmp_path / "u.item").write_text("\n".join(f"{n}|Título {n}|01-Jan-1995||" for n in range(1, 1683)), "latin-1")
+    printed = run("recommender", tmp_path, "42")
+    errors = [float(error) for error in re.findall(r"RMSE (.*)", printed)]
+    assert len(errors) == 10
+    assert errors[-1] < 0.93
+    seen = set((data.items[data.users == 41] + 1).tolist())
+    films = [int(film) for film in re.findall(r"Título (\d+): ", printed.partition("Person 42 may like")[2])]
+    assert len(films) == 5
+    assert not seen & set(films)
