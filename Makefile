@@ -23,7 +23,7 @@ pytest: .venv/ready-test
 	@$(BIN)/python -m pytest -n 2
 
 test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on data that are fetched
-	@echo "test-integrations: tests against TorchRec, FBGEMM, Lightning and Transformers, in a browser, and on MovieLens"
+	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning and optax, in a browser, and on MovieLens"
 	@INTEGRATIONS=1 $(BIN)/python -m pytest tests/integration tests/test_benchmarks_tasks.py
 
 SANITIZED := build/sanitized/_kernels.so

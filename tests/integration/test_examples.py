@@ -1,4 +1,4 @@
-"""The examples that fetch data."""
+"""The examples run as they are; each checks its own result."""
 
 import os
 import re
@@ -10,8 +10,12 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+# Run below, under torchrun by test_elastic.py and test_embedding_shards.py, by test_frameworks.py and test_migration.py.
+ELSEWHERE = {"nonnegative_movielens", "fsdp2_train", "embedding_shards", "leave_torchrec"}
+ELSEWHERE |= {"accelerate_train", "lightning_train", "transformers_train"}
+
 if "INTEGRATIONS" not in os.environ:
-    pytest.skip("they fetch MovieLens: make test-integrations", allow_module_level=True)
+    pytest.skip("it needs what examples need, and fetches MovieLens: make test-integrations", allow_module_level=True)
 
 
 def run(name, *arguments):
@@ -20,6 +24,11 @@ def run(name, *arguments):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - ELSEWHERE))
+def test_the_example_runs(name):
+    assert run(name)
 
 
 def test_movielens_is_factorised_into_non_negative_factors():

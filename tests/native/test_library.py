@@ -20,7 +20,7 @@ import os, resource, sys, torch
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum
 
 def measure(cls, options, geometry):
-    x = torch.nn.Parameter(torch.ones(50000, 1000))
+    x = torch.nn.Parameter(torch.ones(20000, 1000))
     x.grad = torch.ones_like(x)
     optimizer = cls([x], geometry=geometry, fused=True, **options)
     optimizer.init_state()

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+if "INTEGRATIONS" not in os.environ:
+    pytest.skip("it starts torchrun many times: make test-integrations", allow_module_level=True)
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_train.py"
 SHORT = ("--steps", "120", "--every", "20")
 
