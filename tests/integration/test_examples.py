@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# Run below, under torchrun by test_elastic.py and test_embedding_shards.py, by test_frameworks.py and test_migration.py.
+# Run below, by test_frameworks.py, test_migration.py and, under torchrun, test_elastic.py and test_embedding_shards.py.
 ELSEWHERE = {"nonnegative_movielens", "fsdp2_train", "embedding_shards", "leave_torchrec"}
 ELSEWHERE |= {"accelerate_train", "lightning_train", "transformers_train"}
 
