@@ -3,6 +3,8 @@
 from matrix_adagrad.optim.adagrad import ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad
 from matrix_adagrad.optim.groups import geometry_groups
 from matrix_adagrad.optim.momentum import ColumnMomentum, MatrixMomentum, RowMomentum
+from matrix_adagrad.optim.muon import muon_with_rows
+from matrix_adagrad.optim.together import Together
 
 __all__ = [
     "ColumnAdaGrad",
@@ -11,5 +13,7 @@ __all__ = [
     "MatrixMomentum",
     "RowAdaGrad",
     "RowMomentum",
+    "Together",
     "geometry_groups",
+    "muon_with_rows",
 ]
