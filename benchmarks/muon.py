@@ -38,7 +38,7 @@ from matrix_adagrad.intervals import interval
 from matrix_adagrad.text import json_text
 
 RESULTS = Path("results/muon/runs.json")
-CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS, WORDS = 64, 64, 4, 2, 8, 300, 2000
+CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS, WORDS = 64, 64, 4, 2, 8, 200, 2000
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 # Muon's rates and those of the other half, in the middle of what each is used with.
 MUON_RATES = (0.01, 0.02, 0.04)
@@ -48,7 +48,7 @@ RATES = {
     "Muon + rows, AdaGrad": (2e-2, 4e-2, 8e-2),
     "AdamW alone": (2e-3, 4e-3, 8e-3),
 }
-GROWTH = 3  # rates that a grid may grow by, in all
+GROWTH = 2  # rates that a grid may grow by, in all
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,16 @@ def make(method: str, model: nn.Module, muon_lr: float, lr: float) -> Optimizer:
     if method == "AdamW alone":
         return AdamW(geometry_groups(model), lr=lr, weight_decay=0.0)
     if method == "Muon + AdamW":
-        hidden, rest = [], []
-        for group in geometry_groups(model):
-            (hidden if group["name"] == "matrix" else rest).append(group)
+        groups = geometry_groups(model)
+        hidden, rest = (
+            [group for group in groups if (group["name"] == "matrix") is is_muon] for is_muon in (True, False)
+        )
         return Together([Muon(hidden, lr=muon_lr, weight_decay=0.0), AdamW(rest, lr=lr, weight_decay=0.0)])
     rows = "adagrad" if method.endswith("AdaGrad") else "momentum"
     return muon_with_rows(model, lr=muon_lr, rows_lr=lr, rows=rows)  # type: ignore[arg-type]
 
 
-# --------------------------------------------------------------------------------------------------------- training runs
+# -------------------------------------------------------------------------------------------------------- training runs
 
 
 @functools.cache
@@ -161,7 +162,7 @@ def tuned(method: str, runs: Runs) -> tuple[Run, int, bool]:
     return best, len(grid), not edges
 
 
-# ----------------------------------------------------------------------------------------------------------------- bytes
+# ---------------------------------------------------------------------------------------------------------------- bytes
 
 
 def state_bytes(optimizer: Optimizer) -> dict[str, int]:
@@ -199,7 +200,7 @@ def llama_bytes(method: str) -> dict[str, int]:
     return state_bytes(optimizer)
 
 
-# ---------------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def losses_table(runs: Runs) -> str:
@@ -213,18 +214,22 @@ def losses_table(runs: Runs) -> str:
     rows = []
     for method, (run, size, inside) in best.items():
         differences = [mine - other for mine, other in zip(losses[method], base, strict=True)]
-        rows.append([
-            method,
-            f"{run.muon_lr:g}" if run.muon_lr else "–",
-            f"{run.lr:g}",
-            f"{size}{'' if inside else ', best at an edge'}",
-            f"{statistics.fmean(losses[method]):.4f}",
-            "–" if losses[method] is base else str(interval(differences)),
-            ", ".join(f"{difference:+.4f}" for difference in differences),
-        ])
+        rows.append(
+            [
+                method,
+                f"{run.muon_lr:g}" if run.muon_lr else "–",
+                f"{run.lr:g}",
+                f"{size}{'' if inside else ', best at an edge'}",
+                f"{statistics.fmean(losses[method]):.4f}",
+                "–" if losses[method] is base else str(interval(differences)),
+                ", ".join(f"{difference:+.4f}" for difference in differences),
+            ]
+        )
     head = ["", "Muon's rate", "the other rate", "runs of the grid", "held-out loss", "minus Muon + AdamW", "by seed"]
     tokens, seconds = int(words().max()) + 1, sum(outcome.seconds for outcome in runs.done.values())
-    note = f"{tokens:,} tokens, {STEPS} steps of {BATCH} × {CONTEXT} tokens, {len(SEEDS)} seeds; {len(runs.done)} runs in "
+    note = (
+        f"{tokens:,} tokens, {STEPS} steps of {BATCH} × {CONTEXT} tokens, {len(SEEDS)} seeds; {len(runs.done)} runs in "
+    )
     return table(head, rows) + f"\n\n{note}{seconds / 60:.0f} minutes on one thread, torch {torch.__version__}."
 
 
@@ -250,8 +255,10 @@ def main() -> None:
     torch.set_num_threads(1)
     runs = Runs(may_run=not options.only_tables)
     losses = losses_table(runs)
-    measured = {method: runs(Run(method, best.muon_lr, best.lr, SEEDS[0])).bytes
-                for method, (best, _, _) in ((method, tuned(method, runs)) for method in RATES)}
+    measured = {
+        method: runs(Run(method, best.muon_lr, best.lr, SEEDS[0])).bytes
+        for method, (best, _, _) in ((method, tuned(method, runs)) for method in RATES)
+    }
     blocks = {
         "losses": losses,
         "bytes": bytes_table(measured, 1e6, "MB"),

@@ -227,7 +227,7 @@ def _output_head(model: nn.Module) -> _Head:
 
 
 def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, str] | None = None) -> str:
-    """A table of the choices; with the optimizer of each, by name, if there are several, of which "Muon" has no scales."""
+    """A table of the choices, with the optimizer of each parameter if there are several; Muon has no scales."""
     header = ("parameter", "shape", *(["optimizer"] if optimizers else []), "geometry", "scales", "reason")
     rows, total = [], 0
     for choice in choices:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Muon, Optimizer
 
 from matrix_adagrad.optim.adagrad import MatrixAdaGrad
-from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.groups import MATRIX, VECTOR, Choice, Rules, choose, explained, grouped
 from matrix_adagrad.optim.momentum import MatrixMomentum
 from matrix_adagrad.optim.options import AdaGradOptions, MomentumOptions, refuse_unknown_keywords
@@ -19,7 +18,7 @@ from matrix_adagrad.optim.together import Together
 __all__ = ["muon_with_rows"]
 
 # The optimizer, its options, and the learning rate that did best with it in benchmarks/muon.py.
-_ROWS: dict[str, tuple[type[MatrixOptimizer], type, float]] = {
+_ROWS: dict[str, tuple[type[MatrixAdaGrad | MatrixMomentum], type, float]] = {
     "momentum": (MatrixMomentum, MomentumOptions, 4e-3),
     "adagrad": (MatrixAdaGrad, AdaGradOptions, 4e-2),
 }
@@ -40,8 +39,8 @@ def muon_with_rows(
 ) -> Together:
     r"""`torch.optim.Muon` for the hidden matrices of a model, and this package's optimizers for all else, as one.
 
-    Muon orthogonalises a matrix's momentum, which suits hidden layers; embeddings, output heads and vectors need another
-    optimizer, and with AdamW they have two numbers of state for each of theirs. Here
+    Muon orthogonalises a matrix's momentum, which suits hidden layers; embeddings, output heads and vectors need
+    another optimizer, and with AdamW they have two numbers of state for each of theirs. Here
 
     - hidden matrices, of two dimensions, have `torch.optim.Muon`: one number an entry;
     - tables and heads have one scale a row, since their rows are tokens, items or classes: for m×n, ``"momentum"``
@@ -98,10 +97,8 @@ def muon_with_rows(
         group = {"name": MATRIX, "params": [(choice.name, choice.param) for choice in hidden]}
         parts.append(Muon([group], lr=lr, **{"weight_decay": weight_decay, **(muon or {})}))  # type: ignore[arg-type]
     if rest:
-        groups = grouped(rest)
-        for group in groups:
-            group["weight_decay"] = 0.0 if group["name"] == VECTOR else weight_decay
-        own = {"reduction": "mean", "decoupled_weight_decay": True, **options}
+        groups = [{**group, "weight_decay": weight_decay * (group["name"] != VECTOR)} for group in grouped(rest)]
+        own: Any = {"reduction": "mean", "decoupled_weight_decay": True, **options}
         parts.append(cls(groups, lr=usual_lr if rows_lr is None else rows_lr, **own))
     return Together(parts)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from textwrap import indent
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
 __all__ = ["Together"]
-
-T = TypeVar("T")
 
 
 class Together(Optimizer):
@@ -136,7 +134,9 @@ class Together(Optimizer):
             saved, first = part.state_dict(), sum(len(group["params"]) for group in groups)
             own = {number for group in saved["param_groups"] for number in group["params"]}
             if more := [*(set(saved) - {"state", "param_groups"}), *(set(saved["state"]) - own)]:
-                raise ValueError(f"{type(part).__name__} saves {more} beside the state of its parameters: save it alone")
+                raise ValueError(
+                    f"{type(part).__name__} saves {more} beside the state of its parameters: save it alone"
+                )
             state |= {first + number: value for number, value in saved["state"].items()}
             groups += [
                 {**group, "params": [first + number for number in group["params"]]} for group in saved["param_groups"]
@@ -197,7 +197,9 @@ def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
             raise TypeError(f"{name} is several already: give its parts, [*it.optimizers, ...]")
         needed = [one for one in inspect.signature(part.step).parameters.values() if one.default is one.empty]
         if any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in needed):
-            raise TypeError(f"{name} cannot step without {needed[0].name}: one closure cannot serve several line searches")
+            raise TypeError(
+                f"{name} cannot step without {needed[0].name}: one closure cannot serve several line searches"
+            )
         for param, words in _named(part):
             if param in owner:
                 raise ValueError(f"{words} of {name} is in {owner[param]} too: a parameter has one optimizer")
@@ -221,18 +223,20 @@ def _init_by_a_step(part: Optimizer) -> None:
     if not new:
         return
     grads = [param.grad for param in params]
-    options = [{key: group[key] for key in ("lr", "weight_decay") if key in group} for group in part.param_groups]
+    kept = [
+        {key: value for key, value in group.items() if key in ("lr", "weight_decay")} for group in part.param_groups
+    ]
     for param in params:
         param.grad = None
     for param in new:
         param.grad = torch.zeros_like(param, requires_grad=False)
-    for group, kept in zip(part.param_groups, options, strict=True):
-        group.update({key: torch.zeros_like(value) if isinstance(value, Tensor) else 0.0 for key, value in kept.items()})
+    for group, options in zip(part.param_groups, kept, strict=True):
+        group |= {key: torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0 for key, rate in options.items()}
     try:
         part.step()
     finally:
-        for group, kept in zip(part.param_groups, options, strict=True):
-            group.update(kept)
+        for group, options in zip(part.param_groups, kept, strict=True):
+            group |= options
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
     for param in new:
@@ -266,8 +270,15 @@ class _States(MutableMapping[Tensor, Any]):
     def __contains__(self, param: object) -> bool:
         return any(param in part.state for part in self._parts)
 
-    def get(self, param: Tensor, default: T | None = None) -> Any | T | None:  # type: ignore[override]
-        return self[param] if param in self else default
+    # Those of MutableMapping would take an empty state that they make themselves for one that is there.
+    def get(self, param: Tensor, default: Any = None) -> Any:
+        return next((part.state[param] for part in self._parts if param in part.state), default)
+
+    def pop(self, param: Tensor, *default: Any) -> Any:
+        return self._with(param).pop(param, *default)
+
+    def setdefault(self, param: Tensor, default: Any = None) -> Any:
+        return self._with(param).setdefault(param, default)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (param for part in self._parts for param in part.state)
