@@ -269,11 +269,11 @@ def test_a_scaler_unscales_all_parts_and_skips_the_step_of_all():
     params, optimizer = made(torch.float32)
     expected, plain = made(torch.float32)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))  # of a loss: it makes its scale with the first one
     for t, spoiled in enumerate((False, True, False)):
         grads = make_grads(params, t)
         scale = scaler.get_scale()
         for param, other, grad in zip(params, expected, grads, strict=True):
-            scaler.scale(torch.zeros(()))  # it makes its scale with the first loss
             param.grad = grad * scale
             other.grad = grad
         if spoiled:

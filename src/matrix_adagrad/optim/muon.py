@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from matrix_adagrad.optim.adagrad import MatrixAdaGrad
 from matrix_adagrad.optim.groups import MATRIX, VECTOR, Choice, Rules, choose, explained, grouped
 from matrix_adagrad.optim.momentum import MatrixMomentum
 from matrix_adagrad.optim.options import AdaGradOptions, MomentumOptions, refuse_unknown_keywords
+from matrix_adagrad.optim.state import is_sharded, shards
 from matrix_adagrad.optim.together import Together
 
 __all__ = ["muon_with_rows"]
@@ -93,6 +95,8 @@ def muon_with_rows(
         names = {choice.name: (Muon if _is_hidden_matrix(choice) else cls).__name__ for choice in choices}
         print(explained(choices, idle, names))  # noqa: T201
     parts: list[Optimizer] = []
+    for choice in hidden:
+        _check_shards(choice)
     if hidden:
         group = {"name": MATRIX, "params": [(choice.name, choice.param) for choice in hidden]}
         parts.append(Muon([group], lr=lr, **{"weight_decay": weight_decay, **(muon or {})}))  # type: ignore[arg-type]
@@ -101,6 +105,20 @@ def muon_with_rows(
         own: Any = {"reduction": "mean", "decoupled_weight_decay": True, **options}
         parts.append(cls(groups, lr=usual_lr if rows_lr is None else rows_lr, **own))
     return Together(parts)
+
+
+def _check_shards(choice: Choice) -> None:
+    """Torch's Muon steps matrices in shards, each as a whole, unless there are more shards than rows to share out."""
+    param: Any = choice.param
+    for d, size in enumerate(param.shape if is_sharded(param) else ()):
+        over = [
+            param.device_mesh.size(i) for i, place in enumerate(param.placements) if getattr(place, "dim", None) == d
+        ]
+        if math.prod(over) > size:
+            raise ValueError(
+                f"{choice.name}, of shape {tuple(param.shape)}, has {math.prod(over)} shards along dimension {d}, more "
+                f"than torch's Muon can step: take it from Muon, as with rules={{{choice.name!r}: 'entry'}}"
+            )
 
 
 def _is_hidden_matrix(choice: Choice) -> bool:
