@@ -40,13 +40,13 @@ from matrix_adagrad.text import json_text
 RESULTS = Path("results/muon/runs.json")
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS, WORDS = 64, 64, 4, 2, 8, 200, 2000
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
-# Muon's rates and those of the other half, in the middle of what each is used with.
-MUON_RATES = (0.01, 0.02, 0.04)
+# Muon's rates and those of the other half, around the best of a few runs ahead.
+MUON_RATES = (0.005, 0.01, 0.02)
 RATES = {
-    "Muon + AdamW": (2e-3, 4e-3, 8e-3),
-    "Muon + rows, momentum": (2e-3, 4e-3, 8e-3),
-    "Muon + rows, AdaGrad": (2e-2, 4e-2, 8e-2),
-    "AdamW alone": (2e-3, 4e-3, 8e-3),
+    "Muon + AdamW": (0.032, 0.064, 0.128),
+    "Muon + rows, momentum": (0.032, 0.064, 0.128),
+    "Muon + rows, AdaGrad": (0.16, 0.32, 0.64),
+    "AdamW alone": (0.004, 0.008, 0.016),
 }
 GROWTH = 2  # rates that a grid may grow by, in all
 

@@ -111,9 +111,7 @@ def _check_shards(choice: Choice) -> None:
     """Torch's Muon steps matrices in shards, each as a whole, unless there are more shards than rows to share out."""
     param: Any = choice.param
     for d, size in enumerate(param.shape if is_sharded(param) else ()):
-        over = [
-            param.device_mesh.size(i) for i, place in enumerate(param.placements) if getattr(place, "dim", None) == d
-        ]
+        over = [param.device_mesh.size(i) for i, at in enumerate(param.placements) if shards().sharded_dim(at) == d]
         if math.prod(over) > size:
             raise ValueError(
                 f"{choice.name}, of shape {tuple(param.shape)}, has {math.prod(over)} shards along dimension {d}, more "
