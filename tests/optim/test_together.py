@@ -223,10 +223,11 @@ def test_state_that_is_made_ahead_is_complete_moves_nothing_and_changes_no_later
     assert_bitwise(params, trained(4)[0])
 
 
-def test_a_saved_state_is_complete_after_a_step():
+def test_state_that_is_made_between_steps_leaves_that_of_others_alone():
     params, optimizer = made()
     params[1].grad = torch.ones(4, 6, dtype=torch.float64)
     optimizer.step()
+    optimizer.init_state()
     assert all(optimizer.state_dict()["state"][number] for number in range(5))
     assert optimizer.state[params[1]]["step"] == 1
     assert optimizer.state[params[2]]["step"] == 0

@@ -100,7 +100,7 @@ class Together(Optimizer):
         return loss
 
     def init_state(self) -> None:
-        """Make the state of every trainable parameter now, instead of at its first gradient.
+        """Make the state of every trainable parameter now, instead of at its first gradient: checkpoints are complete.
 
         Parts that have no ``init_state`` make it as torch's own checkpoints would have them: by a step along zero
         gradients that moves nothing, with a learning rate and a weight decay of 0, which is not counted.
@@ -114,12 +114,7 @@ class Together(Optimizer):
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:
-        """The state, in torch's format: groups and numbers of parameters go on from part to part.
-
-        After a step it is complete: parameters that never had a gradient are in it too.
-        """
-        if self.state:
-            self.init_state()
+        """The state, in torch's format: groups and numbers of parameters go on from part to part."""
         # The first of the post-hooks of torch's own, which runs the users': they see what is saved.
         handle = self.register_state_dict_post_hook(lambda *_: self._saved(), prepend=True)
         try:
