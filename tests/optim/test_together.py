@@ -232,6 +232,13 @@ def test_state_that_is_made_between_steps_leaves_that_of_others_alone():
     assert optimizer.state[params[1]]["step"] == 1
     assert optimizer.state[params[2]]["step"] == 0
 
+    old, new = make_params(shapes=((2, 3), (3, 2)))
+    one = Together([AdamW([old, new])])
+    old.grad = torch.ones_like(old)
+    one.step()
+    one.init_state()
+    assert (one.state[old]["step"], one.state[new]["step"]) == (1, 0)
+
 
 def test_hooks_run_once_for_the_whole_and_may_change_what_is_loaded():
     params, optimizer = made()
