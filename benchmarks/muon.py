@@ -4,8 +4,8 @@
 
 A small GPT reads words of the help texts that ship with Python. Its hidden matrices have `torch.optim.Muon` in every
 candidate; tables and head have AdamW, `MatrixMomentum` by row, or `MatrixAdaGrad` by row; vectors have the same rule by
-entry. Each candidate has a grid of Muon's rate × its own, of equal size, on a seed of its own; where the best is at an
-edge the grid grows by a rate there, by the same rule for all. At the best rates follow fresh seeds: for each, the same
+entry. Each candidate has a grid of Muon's rate × its own, of equal size, on a seed of its own; should the best be at an
+edge, the grid grows by a rate there, by the same rule for all. At the best rates follow fresh seeds: for each, the same
 start and the same batches for all. No weight decay. AdamW alone is tuned over its one rate. The runs are kept in
 results/muon/runs.json, and only those that are missing are run. ``--write`` puts the tables into docs/muon.md.
 """
@@ -39,14 +39,14 @@ from matrix_adagrad.text import json_text
 
 RESULTS = Path("results/muon/runs.json")
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS, WORDS = 64, 64, 4, 2, 8, 200, 2000
-TUNING_SEED, SEEDS = 100, (0, 1, 2)
+TUNING_SEED, SEEDS = 100, range(6)
 # Muon's rates and those of the other half, around the best of a few runs ahead.
 MUON_RATES = (0.005, 0.01, 0.02)
 RATES = {
-    "Muon + AdamW": (0.032, 0.064, 0.128),
-    "Muon + rows, momentum": (0.032, 0.064, 0.128),
-    "Muon + rows, AdaGrad": (0.16, 0.32, 0.64),
-    "AdamW alone": (0.004, 0.008, 0.016),
+    "Muon + AdamW": (0.032, 0.064, 0.128, 0.256),
+    "Muon + rows, momentum": (0.032, 0.064, 0.128, 0.256),
+    "Muon + rows, AdaGrad": (0.08, 0.16, 0.32, 0.64),
+    "AdamW alone": (0.002, 0.004, 0.008, 0.016),
 }
 GROWTH = 2  # rates that a grid may grow by, in all
 
@@ -222,7 +222,7 @@ def losses_table(runs: Runs) -> str:
                 f"{size}{'' if inside else ', best at an edge'}",
                 f"{statistics.fmean(losses[method]):.4f}",
                 "–" if losses[method] is base else str(interval(differences)),
-                ", ".join(f"{difference:+.4f}" for difference in differences),
+                "–" if losses[method] is base else ", ".join(f"{difference:+.3f}" for difference in differences),
             ]
         )
     head = ["", "Muon's rate", "the other rate", "runs of the grid", "held-out loss", "minus Muon + AdamW", "by seed"]
@@ -230,7 +230,10 @@ def losses_table(runs: Runs) -> str:
     note = (
         f"{tokens:,} tokens, {STEPS} steps of {BATCH} × {CONTEXT} tokens, {len(SEEDS)} seeds; {len(runs.done)} runs in "
     )
-    return table(head, rows) + f"\n\n{note}{seconds / 60:.0f} minutes on one thread, torch {torch.__version__}."
+    return (
+        table(head, rows)
+        + f"\n\n{note}{seconds / 60:.0f} minutes on one thread of a shared machine, torch {torch.__version__}."
+    )
 
 
 def bytes_table(by_method: dict[str, dict[str, int]], unit: float, word: str) -> str:

@@ -19,10 +19,10 @@ from matrix_adagrad.optim.together import Together
 
 __all__ = ["muon_with_rows"]
 
-# The optimizer, its options, and the learning rate that did best with it in benchmarks/muon.py.
+# The optimizer, its options, and a learning rate that did well with it in benchmarks/muon.py.
 _ROWS: dict[str, tuple[type[MatrixAdaGrad | MatrixMomentum], type, float]] = {
-    "momentum": (MatrixMomentum, MomentumOptions, 4e-3),
-    "adagrad": (MatrixAdaGrad, AdaGradOptions, 4e-2),
+    "momentum": (MatrixMomentum, MomentumOptions, 0.03),
+    "adagrad": (MatrixAdaGrad, AdaGradOptions, 0.3),
 }
 _MUON_OPTIONS = frozenset(inspect.signature(Muon).parameters) - {"params", "lr"}
 
@@ -30,7 +30,7 @@ _MUON_OPTIONS = frozenset(inspect.signature(Muon).parameters) - {"params", "lr"}
 def muon_with_rows(
     model: nn.Module,
     *,
-    lr: float | Tensor = 0.02,
+    lr: float | Tensor = 0.01,
     rows_lr: float | Tensor | None = None,
     rows: Literal["momentum", "adagrad"] = "momentum",
     weight_decay: float = 0.0,
@@ -54,9 +54,9 @@ def muon_with_rows(
 
     Args:
         model: the model, also compiled or inside a data-parallel wrapper.
-        lr: Muon's learning rate.
+        lr: Muon's learning rate. The defaults of both rates did well on a small model (docs/muon.md): tune them.
         rows_lr: the learning rate of all else, with the size of Adam's or AdaGrad's: squares are averaged over a row
-            (``reduction="mean"``). By default 4e-3 for ``"momentum"`` and 4e-2 for ``"adagrad"``.
+            (``reduction="mean"``). By default 0.03 for ``"momentum"`` and 0.3 for ``"adagrad"``.
         rows: ``"momentum"`` is `MatrixMomentum`, ``"adagrad"`` is `MatrixAdaGrad`.
         weight_decay: decoupled, ``x ← (1 - lr * weight_decay) x`` with the learning rate of the half that x is in, for
             all that has two or more dimensions; vectors (biases, gains of norms, single rows) do not decay.
@@ -70,7 +70,7 @@ def muon_with_rows(
         >>> from torch import nn
         >>> from matrix_adagrad import muon_with_rows
         >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1000))
-        >>> optimizer = muon_with_rows(model, lr=0.02, rows_lr=4e-3, explain=True)
+        >>> optimizer = muon_with_rows(model, lr=0.01, rows_lr=0.03, explain=True)
         parameter  shape      optimizer       geometry  scales  reason
         0.weight   1000 × 16  MatrixMomentum  row         1000  a table: each row is an item
         1.weight   16 × 16    Muon            –              0  a hidden matrix
