@@ -32,8 +32,9 @@ def test_code_runs_as_printed(page, tmp_path, monkeypatch):
     run(page)
 
 
-def test_the_readme_prints_what_geometry_groups_prints(capsys):
-    example, printed = blocks(ROOT / "README.md", "python")[1], blocks(ROOT / "README.md", "text")[0]
+@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/muon.md", 0)])
+def test_the_page_prints_what_its_example_prints(page, number, capsys):
+    example, printed = blocks(ROOT / page, "python")[number], blocks(ROOT / page, "text")[0]
     exec(example, {})
     assert capsys.readouterr().out == printed
 

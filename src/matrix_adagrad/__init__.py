@@ -8,7 +8,9 @@ from matrix_adagrad.optim import (
     MatrixMomentum,
     RowAdaGrad,
     RowMomentum,
+    Together,
     geometry_groups,
+    muon_with_rows,
     step_in_backward,
 )
 from matrix_adagrad.version import __version__
@@ -25,8 +27,10 @@ __all__ = [
     "Row",
     "RowAdaGrad",
     "RowMomentum",
+    "Together",
     "Whole",
     "__version__",
     "geometry_groups",
+    "muon_with_rows",
     "step_in_backward",
 ]

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad import ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad, RowMomentum, geometry_groups, step_in_backward
+from matrix_adagrad import (
+    ColumnAdaGrad,
+    MatrixAdaGrad,
+    RowAdaGrad,
+    RowMomentum,
+    Together,
+    geometry_groups,
+    step_in_backward,
+)
 from matrix_adagrad.advisor import Probe
 
 OPTIMIZERS = {
@@ -14,6 +22,12 @@ OPTIMIZERS = {
     "named": lambda model: ColumnAdaGrad(model.named_parameters(), lr=0.1, weight_decay=0.1),
     "groups": lambda model: MatrixAdaGrad(geometry_groups(model), lr=0.1, reduction="mean"),
     "momentum": lambda model: RowMomentum(model.parameters(), lr=0.1),
+    "together": lambda model: Together(
+        [
+            RowAdaGrad([model.dense.weight, model.sparse.weight]),
+            RowMomentum([*model.hidden.parameters(), *model.head.parameters(), model.unused]),
+        ]
+    ),
     "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.1, foreach=True),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from matrix_adagrad.geometry import Entry, Geometry, Row, Whole, as_geometry
 from matrix_adagrad.text import columns
 
-__all__ = ["geometry_groups", "unwrapped"]
+__all__ = ["choose", "explained", "geometry_groups", "grouped", "unwrapped"]
 
 _Key = str | type[nn.Module]
 _Value = Geometry | str
@@ -40,12 +40,13 @@ class _Owner(NamedTuple):
         return self.modules[-1]
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
     name: str
     param: nn.Parameter
     kind: str
     geometry: Geometry
     reason: str
+    ruled: bool  # by a rule of the user's own for this parameter, not by its kind
 
 
 def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: bool = False) -> list[dict[str, Any]]:
@@ -83,17 +84,23 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
         3.bias     10         entry         10  a vector: it has no rows
         1,292 scales for 16,442 parameters (7.9 %)
     """
-    choices, idle = _choose(model, rules)
+    choices, idle = choose(model, rules)
     if explain:
-        print(_table(choices, idle))
+        print(explained(choices, idle))
+    return grouped(choices)
+
+
+def grouped(choices: Iterable[Choice]) -> list[dict[str, Any]]:
+    """Groups of the parameters that are of one kind and have one geometry."""
     groups: dict[tuple[str, Geometry], dict[str, Any]] = {}
-    for name, param, kind, geometry, _ in choices:
+    for choice in choices:
+        kind, geometry = choice.kind, choice.geometry
         group = groups.setdefault((kind, geometry), {"name": kind, "geometry": geometry, "params": []})
-        group["params"].append((name, param))
+        group["params"].append((choice.name, choice.param))
     return list(groups.values())
 
 
-def _choose(model: nn.Module, rules: Rules) -> tuple[list[_Choice], list[str]]:
+def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
     """A choice for every parameter, and the rules that decided on none."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
@@ -120,7 +127,8 @@ def _choose(model: nn.Module, rules: Rules) -> tuple[list[_Choice], list[str]]:
         else:
             geometry = _RULE_SETS[value][kind]
         geometry.check_fits(name, param.shape)
-        choices.append(_Choice(name, param, kind, geometry, reason if param.requires_grad else f"{reason} (frozen)"))
+        reason = reason if param.requires_grad else f"{reason} (frozen)"
+        choices.append(Choice(name, param, kind, geometry, reason, ruled=isinstance(value, Geometry)))
     if unmatched and choices:
         names = [choice.name for choice in choices[:5]] + ["…"] * (len(choices) > 5)
         raise ValueError(
@@ -218,22 +226,22 @@ def _output_head(model: nn.Module) -> _Head:
     return _Head(None, "")
 
 
-def _table(choices: list[_Choice], idle: list[str]) -> str:
-    header = ("parameter", "shape", "geometry", "scales", "reason")
-    rows = [
-        (
-            choice.name,
-            " × ".join(map(str, choice.param.shape)) or "scalar",
-            repr(choice.geometry) if fields(choice.geometry) else str(choice.geometry),  # as one would write it
-            str(choice.geometry.scales(choice.param.shape)),
-            choice.reason,
-        )
-        for choice in choices
-    ]
-    lines = [columns(header, rows, left=(0, 1, 2, 4))]
-    trained = [choice for choice in choices if choice.param.requires_grad]
-    total = sum(choice.geometry.scales(choice.param.shape) for choice in trained)
-    entries = sum(choice.param.numel() for choice in trained)
+def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, str] | None = None) -> str:
+    """A table of the choices, with the optimizer of each parameter if there are several; Muon has no scales."""
+    header = ("parameter", "shape", *(["optimizer"] if optimizers else []), "geometry", "scales", "reason")
+    rows, total = [], 0
+    for choice in choices:
+        optimizer = [optimizers[choice.name]] if optimizers else []
+        geometry = repr(choice.geometry) if fields(choice.geometry) else str(choice.geometry)  # as one would write it
+        scales = choice.geometry.scales(choice.param.shape)
+        if optimizer == ["Muon"]:
+            geometry, scales = "–", 0
+        total += scales if choice.param.requires_grad else 0
+        shape = " × ".join(map(str, choice.param.shape)) or "scalar"
+        rows.append((choice.name, shape, *optimizer, geometry, str(scales), choice.reason))
+    number = header.index("scales")
+    lines = [columns(header, rows, left=[i for i in range(len(header)) if i != number])]
+    entries = sum(choice.param.numel() for choice in choices if choice.param.requires_grad)
     percent = 100 * total / max(1, entries)
     lines.append(f"{total:,} scales for {entries:,} parameters ({percent:.1f} %)")
     lines += [f"rule {rule} decides nothing: others come before it" for rule in idle]

@@ -10,6 +10,8 @@ from types import TracebackType
 from torch import Tensor
 from torch.optim import Optimizer
 
+from matrix_adagrad.optim.together import Together
+
 __all__ = ["InBackward", "step_in_backward"]
 
 
@@ -22,8 +24,7 @@ class InBackward:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        # An optimizer that consists of others (Together) has them step, each its own parameters.
-        owners = getattr(optimizer, "optimizers", [optimizer])
+        owners = optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,)
         self.optimizers: list[Optimizer] = []
         self._handles = []
         for owner in owners:

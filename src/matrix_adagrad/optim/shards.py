@@ -35,6 +35,7 @@ __all__ = [
     "localize",
     "part_of_domain",
     "put",
+    "sharded_dim",
     "statistic_layout",
     "step_together",
     "taken_over",
@@ -55,7 +56,7 @@ def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Pl
     inside, parts = geometry.dims(shape), geometry.parts(shape)
     own: list[Placement] = []
     for placement in placements:
-        dim = _sharded_dim(placement)
+        dim = sharded_dim(placement)
         at = [] if dim is None else parts[dim]
         # A dimension that is cut into blocks may be sharded anywhere: its few scales are everywhere.
         own.append(_moved(placement, at[0]) if len(at) == 1 and at[0] not in inside else Replicate())
@@ -64,7 +65,7 @@ def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Pl
     return Layout(tuple(own), tuple(divided))
 
 
-def _sharded_dim(placement: Placement) -> int | None:
+def sharded_dim(placement: Placement) -> int | None:
     """The dimension that a placement divides, if it does."""
     return placement.dim if isinstance(placement, Shard | _StridedShard) else None
 
@@ -90,7 +91,7 @@ def here(x: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=1 << 10)
 def _numbers(size: int, dim: int, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Tensor:
     """The numbers, along a dimension of this whole size, of what lies here."""
-    own = [_moved(placement, 0) if _sharded_dim(placement) == dim else Replicate() for placement in placements]
+    own = [_moved(placement, 0) if sharded_dim(placement) == dim else Replicate() for placement in placements]
     everything = torch.arange(size, device=mesh.device_type)
     return here(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu().clone()  # not a part of them all
 
@@ -114,7 +115,7 @@ def _pieces(
     cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
     for d, parts in enumerate(geometry.parts(shape)):
         sizes = [cut[part] for part in parts]
-        if len(parts) == 1 or d not in map(_sharded_dim, placements):
+        if len(parts) == 1 or d not in map(sharded_dim, placements):
             along.append([_Piece((_ALL,), (local[d],) if len(parts) == 1 else tuple(sizes), (_ALL,) * len(parts))])
             continue
         along.append([])
@@ -274,7 +275,7 @@ def empty_statistic(
     shape = geometry.statistic_shape(param.shape)
     layout = statistic_layout(geometry, param.shape, param.placements)
     sizes = list(shape)
-    for theirs, mine in zip(map(_sharded_dim, param.placements), map(_sharded_dim, layout.placements), strict=True):
+    for theirs, mine in zip(map(sharded_dim, param.placements), map(sharded_dim, layout.placements), strict=True):
         if theirs is not None and mine is not None:
             sizes[mine] = here(param).shape[theirs]
     local = empty_like(here(param), tuple(sizes), dtype)
@@ -302,7 +303,7 @@ def part_of_domain(param: DTensor, domain: Domain) -> tuple[Tensor, Domain, bool
 
     And whether it is the rows: all ranks agree on that, also one that happens to hold all of them.
     """
-    if domain.is_separable_by_rows(param.shape) and {*map(_sharded_dim, param.placements)} <= {0, None}:
+    if domain.is_separable_by_rows(param.shape) and {*map(sharded_dim, param.placements)} <= {0, None}:
         rows = _numbers(param.shape[0], 0, param.device_mesh, param.placements)
         return here(param), domain.of_rows(rows.to(here(param).device), param.shape), True
     return param.full_tensor(), domain, False

@@ -1,0 +1,285 @@
+"""Several optimizers, each with parameters of its own, as one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from textwrap import indent
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, StateDict
+
+__all__ = ["Together"]
+
+
+class Together(Optimizer):
+    r"""Several optimizers with different parameters, as one: a step of it is a step of each,
+
+    .. math:: X^{(k)}_{t+1} = \mathrm{step}_k\big(X^{(k)}_t, G^{(k)}_t\big) \qquad \text{for each part } k,
+
+    all along the gradients of one backward pass. What holds an optimizer holds this one: schedulers, `GradScaler`,
+    trainers, the advisor's `Probe`, and checkpoints, of `torch.distributed.checkpoint` too.
+
+    ``param_groups`` are the parts' own groups, one part after another: who edits them, as schedulers do, edits the
+    parts'. ``state`` is a view of the parts' states, and writes to them. Hooks run once for the whole; those of a part
+    run with that part. There is no rule for which part a new group belongs to: add it to the part, in ``optimizers``.
+
+    Args:
+        optimizers: torch optimizers of any kind whose step needs no closure; a parameter is in one of them.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad import RowMomentum, Together
+        >>> table, layer = torch.nn.Embedding(100, 8), torch.nn.Linear(8, 8, bias=False)
+        >>> optimizer = Together([
+        ...     torch.optim.Muon(layer.parameters(), lr=0.02, weight_decay=0.0),
+        ...     RowMomentum(table.parameters(), lr=1e-3, reduction="mean"),
+        ... ])
+        >>> schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        >>> layer(table(torch.tensor([3, 14, 15]))).square().sum().backward()
+        >>> optimizer.step()
+        >>> schedule.step()
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.01, 0.0005]
+        >>> {number: tuple(state) for number, state in optimizer.state_dict()["state"].items()}
+        {0: ('momentum_buffer',), 1: ('step', 'exp_avg', 'exp_avg_sq')}
+    """
+
+    optimizers: tuple[Optimizer, ...]
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        # Not by Optimizer.__init__, which makes groups and a state: they are the parts'.
+        self.__setstate__({"defaults": {}, "optimizers": _checked(optimizers)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"defaults": self.defaults, "optimizers": self.optimizers}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} (\n{indent(chr(10).join(map(repr, self.optimizers)), '    ')}\n)"
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The parts' own groups; a group that a part gets later is here too."""
+        return [group for part in self.optimizers for group in part.param_groups]
+
+    @property
+    def state(self) -> MutableMapping[Tensor, Any]:  # type: ignore[override]
+        """The parts' states, as one."""
+        return _States(self.optimizers)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        """Which part is meant cannot be known: always an error, that says what to write."""
+        parts = ", ".join(f"optimizers[{i}] ({type(part).__name__})" for i, part in enumerate(self.optimizers))
+        raise TypeError(f"add_param_group: to which part? Call it of one of {parts}; the whole then has the group too")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all parts."""
+        for part in self.optimizers:
+            part.zero_grad(set_to_none)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step of each part, in their order.
+
+        Args:
+            closure: recomputes the loss and its gradients, once, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.optimizers:
+            part.step()
+        return loss
+
+    def init_state(self) -> None:
+        """Make the state of every trainable parameter now, instead of at its first gradient: checkpoints are complete.
+
+        Parts that have no ``init_state`` make it as torch's own checkpoints would have them: by a step along zero
+        gradients that moves nothing, with a learning rate and a weight decay of 0, which is not counted.
+        """
+        for part in self.optimizers:
+            if hasattr(part, "init_state"):
+                part.init_state()
+            else:
+                _init_by_a_step(part)
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> StateDict:
+        """The state, in torch's format: groups and numbers of parameters go on from part to part."""
+        # The first of the post-hooks of torch's own, which runs the users': they see what is saved.
+        handle = self.register_state_dict_post_hook(lambda *_: self._saved(), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _saved(self) -> StateDict:
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for part in self.optimizers:
+            saved, first = part.state_dict(), sum(len(group["params"]) for group in groups)
+            own = {number for group in saved["param_groups"] for number in group["params"]}
+            if more := [*(set(saved) - {"state", "param_groups"}), *(set(saved["state"]) - own)]:
+                raise ValueError(
+                    f"{type(part).__name__} saves {more} beside the state of its parameters: save it alone"
+                )
+            state |= {first + number: value for number, value in saved["state"].items()}
+            groups += [
+                {**group, "params": [first + number for number in group["params"]]} for group in saved["param_groups"]
+            ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state: each part loads its own piece. If one of them refuses it, nothing changes in any."""
+        state_dict = state_dict.copy()
+        for change in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = change(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        pieces = self._pieces(state_dict)
+        before = [dict(vars(part)) for part in self.optimizers]  # loading replaces groups and state, and edits neither
+        try:
+            for part, piece in zip(self.optimizers, pieces, strict=True):
+                part.load_state_dict(piece)
+        except Exception:
+            for part, kept in zip(self.optimizers, before, strict=True):
+                vars(part).clear()
+                vars(part).update(kept)
+            raise
+        for tell in self._optimizer_load_state_dict_post_hooks.values():
+            tell(self)
+
+    def _pieces(self, state_dict: StateDict) -> list[StateDict]:
+        """What each part is to load. The numbers of parameters stay: torch takes any."""
+        state, groups = dict(state_dict["state"]), list(state_dict["param_groups"])
+        saved, here = ([len(group["params"]) for group in some] for some in (groups, self.param_groups))
+        if saved != here:
+            raise ValueError(
+                f"the saved groups have {saved} parameters, and here they have {here}, part after part: "
+                "nothing was loaded"
+            )
+        pieces = []
+        for part in self.optimizers:
+            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            numbers = [number for group in own for number in group["params"]]
+            piece = {number: state.pop(number) for number in numbers if number in state}
+            pieces.append({**state_dict, "state": piece, "param_groups": own})
+        if state:
+            raise ValueError(f"the saved state has {list(state)}, which are in none of its groups: nothing was loaded")
+        return pieces
+
+
+def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
+    if isinstance(optimizers, Optimizer) or not isinstance(optimizers, Iterable):
+        raise TypeError(f"optimizers must be a list of torch optimizers, got {type(optimizers).__name__}")
+    parts = tuple(optimizers)
+    if not parts:
+        raise ValueError("optimizers is empty: give at least one")
+    owner: dict[Tensor, str] = {}
+    for number, part in enumerate(parts):
+        name = f"optimizers[{number}] ({type(part).__name__})"
+        if not isinstance(part, Optimizer):
+            raise TypeError(f"{name} is no torch optimizer")
+        if isinstance(part, Together):
+            raise TypeError(f"{name} is several already: give its parts, [*it.optimizers, ...]")
+        needed = [one for one in inspect.signature(part.step).parameters.values() if one.default is one.empty]
+        if any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in needed):
+            raise TypeError(
+                f"{name} cannot step without {needed[0].name}: one closure cannot serve several line searches"
+            )
+        for param, words in _named(part):
+            if param in owner:
+                raise ValueError(f"{words} of {name} is in {owner[param]} too: a parameter has one optimizer")
+            owner[param] = name
+    return parts
+
+
+def _named(part: Optimizer) -> Iterator[tuple[Tensor, str]]:
+    """The parameters, each with the words that an error has for it."""
+    number = 0
+    for group in part.param_groups:
+        names = group.get("param_names") or [None] * len(group["params"])
+        for name, param in zip(names, group["params"], strict=True):
+            yield param, f"parameter {number if name is None else repr(name)}"
+            number += 1
+
+
+def _init_by_a_step(part: Optimizer) -> None:
+    params = [param for param, _ in _named(part)]
+    new = [param for param in params if param.requires_grad and not part.state.get(param)]
+    if not new:
+        return
+    grads = [param.grad for param in params]
+    kept = [
+        {key: value for key, value in group.items() if key in ("lr", "weight_decay")} for group in part.param_groups
+    ]
+    for param in params:
+        param.grad = None
+    for param in new:
+        param.grad = torch.zeros_like(param, requires_grad=False)
+    for group, options in zip(part.param_groups, kept, strict=True):
+        group |= {key: torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0 for key, rate in options.items()}
+    try:
+        part.step()
+    finally:
+        for group, options in zip(part.param_groups, kept, strict=True):
+            group |= options
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+    for param in new:
+        count = part.state.get(param, {}).get("step")
+        if isinstance(count, Tensor):
+            count.zero_()
+
+
+class _States(MutableMapping[Tensor, Any]):
+    """The states of several optimizers, seen as one; a parameter without any is given an empty one, as torch does."""
+
+    def __init__(self, parts: tuple[Optimizer, ...]) -> None:
+        self._parts = parts
+
+    def _with(self, param: Tensor) -> MutableMapping[Tensor, Any]:
+        """The state of the part that has the parameter."""
+        for part in self._parts:
+            if param in part.state or any(param is own for group in part.param_groups for own in group["params"]):
+                return part.state
+        raise KeyError("the parameter is in none of the optimizers")
+
+    def __getitem__(self, param: Tensor) -> Any:
+        return self._with(param)[param]
+
+    def __setitem__(self, param: Tensor, value: Any) -> None:
+        self._with(param)[param] = value
+
+    def __delitem__(self, param: Tensor) -> None:
+        del self._with(param)[param]
+
+    def __contains__(self, param: object) -> bool:
+        return any(param in part.state for part in self._parts)
+
+    # Those of MutableMapping would take an empty state that they make themselves for one that is there.
+    def get(self, param: Tensor, default: Any = None) -> Any:
+        return next((part.state[param] for part in self._parts if param in part.state), default)
+
+    def pop(self, param: Tensor, *default: Any) -> Any:
+        return self._with(param).pop(param, *default)
+
+    def setdefault(self, param: Tensor, default: Any = None) -> Any:
+        return self._with(param).setdefault(param, default)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (param for part in self._parts for param in part.state)
+
+    def __len__(self) -> int:
+        return sum(len(part.state) for part in self._parts)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
