@@ -75,12 +75,13 @@ def to_torch(
         tensor(0.5000)
     """
     own = [param for group in optimizer.param_groups for param in group["params"]]
+    numbers = {param: i for i, param in enumerate(own)}
     leaves, tree = jax.tree.flatten(params)
-    if set(leaves) != set(own):
+    if set(leaves) != set(numbers):
         raise ValueError("params: they must be the optimizer's own parameters, all of them, in a tree")
     columns = [tree.flatten_up_to(values) for values in state[1:]]
     loaded = {
-        own.index(param): {
+        numbers[param]: {
             STEP: torch.tensor(float(state.count)),
             **{key: torch.from_numpy(np.array(value)) for key, value in zip(state._fields[1:], values, strict=True)},
         }

@@ -47,8 +47,11 @@ def project(domain: Domain, x: Any, scale: Any = 1.0) -> jax.Array:
     if getattr(torch, x.dtype.name, None) not in _EPS:
         raise TypeError(f"an array to be projected must have a floating-point dtype, got {x.dtype}")
     domain.check_fits("an array to be projected", _twin(x))
-    if x.size == 0:
-        return x
+    return _onto(domain, x, scale) if x.size else x
+
+
+@partial(jax.jit, static_argnames="domain")
+def _onto(domain: Domain, x: jax.Array, scale: Any) -> jax.Array:
     return _RULES[type(domain).project](domain, x, scale).reshape(x.shape).astype(x.dtype)
 
 
@@ -102,7 +105,6 @@ def _onto_balls(domain: Balls, x: jax.Array, scale: Any) -> jax.Array:
     return seen * _shrinkage(lengths / domain.radius, s, rest, domain._slack(_twin(x)))
 
 
-@partial(jax.jit, static_argnames=("dims", "slack"))  # also in eager code the loops are compiled once
 def _shrinkage(a: jax.Array, s: jax.Array, dims: tuple[int, ...], slack: float) -> jax.Array:
     """The factors s / (s + λ) that bring the lengths ``a``, over ``dims``, into the unit ball."""
     if not dims:
@@ -195,7 +197,7 @@ def _onto_product(domain: RowProduct, x: jax.Array, scale: Any) -> jax.Array:
     s = jnp.asarray(scale)
     rows_share = s.ndim < x.ndim or s.shape[0] == 1
     parts = [(part, rows) for part, rows in domain._slices() if rows.stop > rows.start]
-    return jnp.concatenate([project(part, x[rows], s if rows_share else s[rows]) for part, rows in parts])
+    return jnp.concatenate([_onto(part, x[rows], s if rows_share else s[rows]) for part, rows in parts])
 
 
 _RULES: dict[Any, Callable[[Any, jax.Array, Any], jax.Array]] = {
