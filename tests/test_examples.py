@@ -8,7 +8,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Run by `make test-integrations`, and by tests/distributed, under torchrun.
-ELSEWHERE = {"nonnegative_movielens", "embedding_shards", "fsdp2_train"}
+ELSEWHERE = {"nonnegative_movielens", "embedding_shards", "fsdp2_train", "jax_rows"}
 
 
 @pytest.mark.separate_process

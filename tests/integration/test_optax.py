@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,10 +24,7 @@ if "INTEGRATIONS" not in os.environ:
     pytest.skip("it imports JAX: make test-integrations", allow_module_level=True)
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-integrations")
 optax = pytest.importorskip("optax", reason="optax is not installed: make test-integrations")
-import jax.numpy as jnp
-import numpy as np
-
-from matrix_adagrad.interop import optax as ours
+jnp, ours = jax.numpy, importlib.import_module("matrix_adagrad.interop.optax")
 
 
 @dataclass(frozen=True)
@@ -226,7 +224,7 @@ def test_what_is_not_negative_stays_so_exactly():
 def test_a_domain_of_somebodys_own_is_refused_by_name():
     class Shells(RowBalls):
         def project(self, x, scale=1.0):
-            return x / x.norm(dim=1, keepdim=True)
+            return x / (scale * x).norm(dim=1, keepdim=True)
 
     for domain in (Shells(1.0), RowProduct(((2, RowBalls(1.0)), (4, Shells(1.0))))):
         with pytest.raises(TypeError, match="Shells.* has no projection in JAX"):
@@ -402,7 +400,7 @@ from matrix_adagrad.interop.optax import matrix_momentum, row_adagrad
 
 assert len(jax.devices()) == 4
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))
-table = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32) * np.logspace(-1, 1, 8, dtype=np.float32)[:, None]
+table = (np.random.default_rng(0).normal(size=(8, 6)) * np.logspace(-1, 1, 8)[:, None]).astype(np.float32)
 for optimizer in (
     row_adagrad(0.1, domain=FrobeniusBall(1.0)),
     matrix_momentum(0.1, "column", weight_decay=0.1),

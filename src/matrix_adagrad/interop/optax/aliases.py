@@ -25,7 +25,7 @@ __all__ = [
     "row_momentum",
 ]
 
-LearningRate: TypeAlias = float | jax.Array | Callable[[jax.Array], Any]
+LearningRate: TypeAlias = "float | jax.Array | Callable[[jax.Array], Any]"
 
 
 class _Options(TypedDict, total=False):
