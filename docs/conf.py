@@ -1,5 +1,7 @@
 """Sphinx: Markdown pages, and an API reference from the docstrings."""
 
+from importlib.util import find_spec
+
 from matrix_adagrad import __version__
 
 project = "matrix-adagrad"
@@ -19,6 +21,7 @@ autodoc_mock_imports = ["fbgemm_gpu", "torchrec"]  # what migrates from them is 
 default_role = "py:obj"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+autodoc_mock_imports = [name for name in ("jax", "optax") if find_spec(name) is None]  # they are large, and optional
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"

@@ -17,6 +17,7 @@ __all__ = [
     "AdaGradOptions",
     "MomentumOptions",
     "check_options",
+    "check_values",
     "refuse_foreign",
     "refuse_unknown",
     "refuse_unknown_keywords",
@@ -79,6 +80,7 @@ _ALLOWED: dict[str, _Allowed] = {
         lambda value: _is_number(value) or isinstance(value, Tensor),
         lambda value: _is_not_negative(value.detach().item() if isinstance(value, Tensor) else value),
     ),
+    "learning_rate": _NOT_NEGATIVE,  # JAX's name for it
     "reduction": _Allowed(
         "'sum' or 'mean'", lambda value: isinstance(value, str), lambda value: value in ("sum", "mean")
     ),
@@ -105,10 +107,8 @@ _ALLOWED: dict[str, _Allowed] = {
 }
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise an error that names the first option that is wrong, its value, and what it may be."""
-    if isinstance(options["lr"], Tensor) and options["lr"].numel() != 1:
-        raise ValueError(f"Tensor lr must be 1-element, got the shape {tuple(options['lr'].shape)}")
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raise an error that names the first option that is wrong by itself, its value, and what it may be."""
     for name, allowed in _ALLOWED.items():
         if name not in options:
             continue
@@ -117,6 +117,13 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} must be {allowed.words}, got {value!r}")
         if not allowed.is_value(value):
             raise ValueError(f"{name} must be {allowed.words}, got {value!r}")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """The same for all options of a group, which also have to go together."""
+    if isinstance(options["lr"], Tensor) and options["lr"].numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, got the shape {tuple(options['lr'].shape)}")
+    check_values(options)
     if options["fused"] and native.missing():
         raise RuntimeError(f"fused=True needs the native kernels: {native.missing()}; or leave fused=None")
     if options["fused"] and options["foreach"]:

@@ -1,0 +1,229 @@
+"""The optimizers: scalings with a learning rate, weight decay and a domain."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+
+import jax
+import optax
+
+from matrix_adagrad.domains import Domain
+from matrix_adagrad.geometry import Column, Geometry, Row
+from matrix_adagrad.interop.optax.projections import check_domain
+from matrix_adagrad.interop.optax.rule import Rule
+from matrix_adagrad.interop.optax.transforms import check, descent, make_rule
+from matrix_adagrad.optim.options import Reduction
+
+__all__ = [
+    "column_adagrad",
+    "column_momentum",
+    "matrix_adagrad",
+    "matrix_momentum",
+    "row_adagrad",
+    "row_momentum",
+]
+
+LearningRate: TypeAlias = "float | jax.Array | Callable[[jax.Array], Any]"
+
+
+class _Options(TypedDict, total=False):
+    reduction: Reduction
+    eps: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    domain: Domain | None
+
+
+class _AdaGradOptions(_Options, total=False):
+    initial_accumulator_value: float
+
+
+class _MomentumOptions(_Options, total=False):
+    betas: tuple[float, float]
+    bias_correction: bool
+
+
+def matrix_adagrad(
+    learning_rate: LearningRate,
+    geometry: Geometry | str = "row",
+    *,
+    reduction: Reduction = "sum",
+    eps: float = 1e-10,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+    initial_accumulator_value: float = 0.0,
+    domain: Domain | None = None,
+) -> optax.GradientTransformation:
+    r"""AdaGrad with one scale for each block of a geometry: `matrix_adagrad.MatrixAdaGrad` for JAX.
+
+    .. math::
+        s_{t,b} = \sqrt{\textstyle\sum_{k \le t} \|G_{k,b}\|_2^2} + \epsilon, \qquad
+        X_{t+1,b} = X_{t,b} - \eta\, G_{t,b} / s_{t,b} \qquad \text{for each block } b
+
+    where both the root and ε are 0, the step is 0.
+
+    Args:
+        learning_rate: the step size η: a number, or a schedule, which gets the number of steps taken before.
+        geometry: which entries share one scale: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, or a `Geometry`.
+            Vectors and scalars are scaled entry by entry unless it is ``"whole"``.
+        reduction: ``"sum"`` of the squares over a block, as in the paper, or their ``"mean"``, with which the step has
+            AdaGrad's size and AdaGrad's learning rate carries over.
+        eps: the stabilizer, added to the root.
+        weight_decay: the factor of an L2 penalty, whose gradient is part of the gradient and so of the statistic; or,
+            with ``decoupled_weight_decay``, of a decay ``x ← (1 - lr * weight_decay) x`` that the statistic never sees.
+        decoupled_weight_decay: see ``weight_decay``.
+        initial_accumulator_value: where ``state.sum`` starts.
+        domain: a set that the parameters stay in (`matrix_adagrad.domains`): each step ends with the projection in the
+            metric of that step. A start outside is not noticed; the first step brings it inside, or `project` does.
+
+    Returns:
+        A transformation, whose state is a `MatrixAdaGradState`. With ``weight_decay`` or ``domain`` its ``update``
+        needs the parameters.
+
+    Example:
+        Rows of bounded length; the step asks for one of length 3:
+
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from matrix_adagrad.domains import RowBalls
+        >>> from matrix_adagrad.interop.optax import matrix_adagrad
+        >>> table = jnp.array([[0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0]])
+        >>> optimizer = matrix_adagrad(2.0, domain=RowBalls(1.0))
+        >>> state = optimizer.init(table)
+        >>> updates, state = optimizer.update(jnp.array([[-2.0, -2.0, -2.0, -2.0], [0.0, 0.0, 0.0, 0.0]]), state, table)
+        >>> print(optax.apply_updates(table, updates))
+        [[0.5 0.5 0.5 0.5]
+         [0.  0.  0.  0. ]]
+    """
+    rule = make_rule(geometry, reduction=reduction, eps=eps, initial_accumulator_value=initial_accumulator_value)
+    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay, domain)
+
+
+def matrix_momentum(
+    learning_rate: LearningRate,
+    geometry: Geometry | str = "row",
+    *,
+    reduction: Reduction = "sum",
+    betas: tuple[float, float] = (0.9, 0.999),
+    bias_correction: bool = True,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+    domain: Domain | None = None,
+) -> optax.GradientTransformation:
+    r"""Adam with one scale for each block of a geometry: `matrix_adagrad.MatrixMomentum` for JAX.
+
+    .. math::
+        D_t &= \beta_1 D_{t-1} + (1 - \beta_1)\, G_t, \qquad
+        V_{t,b} = \beta_2 V_{t-1,b} + (1 - \beta_2)\, \|G_{t,b}\|_2^2 \\
+        X_{t+1,b} &= X_{t,b} - \eta\, \hat D_{t,b} / (\sqrt{\hat V_{t,b}} + \epsilon) \qquad \text{for each block } b
+
+    with :math:`\hat D_t = D_t / (1 - \beta_1^t)` and :math:`\hat V_t = V_t / (1 - \beta_2^t)` if ``bias_correction``.
+    In the entry geometry this is `optax.adam`, and with ``decoupled_weight_decay`` it is `optax.adamw`.
+
+    Args:
+        learning_rate: the step size η: a number, or a schedule, which gets the number of steps taken before.
+        geometry: which entries share one scale, as in `matrix_adagrad`.
+        reduction: the ``"sum"`` of the squares over a block, or their ``"mean"``, with which the step has Adam's size.
+        betas: the factors β₁ and β₂ of the running averages of the gradient and of its squares.
+        bias_correction: undo the averages' start from zero.
+        eps: the stabilizer, added to the root.
+        weight_decay: the factor of an L2 penalty, or of a decoupled decay, as in `matrix_adagrad`.
+        decoupled_weight_decay: see ``weight_decay``.
+        domain: a set that the parameters stay in, as in `matrix_adagrad`.
+
+    Returns:
+        A transformation, whose state is a `MatrixMomentumState`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from matrix_adagrad.interop.optax import matrix_momentum
+        >>> schedule = optax.cosine_decay_schedule(0.1, decay_steps=100)
+        >>> optimizer = matrix_momentum(schedule, "column", reduction="mean")
+        >>> state = optimizer.init({"kernel": jnp.zeros((16, 4))})
+        >>> state.exp_avg["kernel"].shape, state.exp_avg_sq["kernel"].shape
+        ((16, 4), (1, 4))
+    """
+    rule = make_rule(geometry, reduction=reduction, eps=eps, betas=betas, bias_correction=bias_correction)
+    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay, domain)
+
+
+_Alias = TypeVar("_Alias", bound=Callable[..., Any])
+
+
+def _showing_options_of(general: Callable[..., Any]) -> Callable[[_Alias], _Alias]:
+    """Gives an alias, which passes its options on, the signature that people and `optax.inject_hyperparams` look at."""
+
+    def shown(alias: _Alias) -> _Alias:
+        signature = inspect.signature(general)
+        parameters = [parameter for name, parameter in signature.parameters.items() if name != "geometry"]
+        alias.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return alias
+
+    return shown
+
+
+@_showing_options_of(matrix_adagrad)
+def row_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions]) -> optax.GradientTransformation:
+    """`matrix_adagrad` with one scale a row, the paper's Algorithm 1. Its arguments, without ``geometry``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from matrix_adagrad.interop.optax import row_adagrad
+        >>> row_adagrad(0.1).init(jnp.zeros((1000, 16))).sum.shape
+        (1000, 1)
+    """
+    return matrix_adagrad(learning_rate, Row(), **options)
+
+
+@_showing_options_of(matrix_adagrad)
+def column_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions]) -> optax.GradientTransformation:
+    """`matrix_adagrad` with one scale a column, the paper's Algorithm 2. Its arguments, without ``geometry``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from matrix_adagrad.interop.optax import column_adagrad
+        >>> column_adagrad(0.1).init(jnp.zeros((1000, 16))).sum.shape
+        (1, 16)
+    """
+    return matrix_adagrad(learning_rate, Column(), **options)
+
+
+@_showing_options_of(matrix_momentum)
+def row_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions]) -> optax.GradientTransformation:
+    """`matrix_momentum` with one scale a row. Its arguments, without ``geometry``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from matrix_adagrad.interop.optax import row_momentum
+        >>> row_momentum(0.1).init(jnp.zeros((1000, 16))).exp_avg_sq.shape
+        (1000, 1)
+    """
+    return matrix_momentum(learning_rate, Row(), **options)
+
+
+@_showing_options_of(matrix_momentum)
+def column_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions]) -> optax.GradientTransformation:
+    """`matrix_momentum` with one scale a column. Its arguments, without ``geometry``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from matrix_adagrad.interop.optax import column_momentum
+        >>> column_momentum(0.1).init(jnp.zeros((1000, 16))).exp_avg_sq.shape
+        (1, 16)
+    """
+    return matrix_momentum(learning_rate, Column(), **options)
+
+
+def _optimizer(
+    rule: Rule, learning_rate: LearningRate, weight_decay: float, decoupled_weight_decay: bool, domain: Domain | None
+) -> optax.GradientTransformation:
+    check({"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay, "domain": domain})
+    if not callable(learning_rate):
+        check({"learning_rate": learning_rate})
+    if domain is not None:
+        check_domain(domain)
+    return descent(rule, learning_rate, weight_decay, decoupled_weight_decay, domain)

@@ -1,0 +1,90 @@
+"""From the state of a torch optimizer to that of a transformation, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from matrix_adagrad.interop.optax.transforms import MatrixAdaGradState, MatrixMomentumState
+from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad.optim.state import STEP
+
+__all__ = ["from_torch", "to_torch"]
+
+
+def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> MatrixAdaGradState | MatrixMomentumState:
+    """The state with which a transformation of the same options goes on where a torch optimizer is.
+
+    Args:
+        optimizer: the torch optimizer, all of whose parameters have taken the same number of steps.
+        params: its parameters, as a tree like that of the JAX ones, such as ``dict(model.named_parameters())``.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad import RowAdaGrad
+        >>> from matrix_adagrad.interop.optax import from_torch
+        >>> table = torch.nn.Embedding(1000, 16)
+        >>> optimizer = RowAdaGrad(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([3, 5])).square().sum().backward()
+        >>> optimizer.step()
+        >>> state = from_torch(optimizer, dict(table.named_parameters()))
+        >>> int(state.count), state.sum["weight"].shape
+        (1, (1000, 1))
+    """
+    owned = {param for group in optimizer.param_groups for param in group["params"]}
+    if not owned.issuperset(jax.tree.leaves(params)):
+        raise ValueError("params: they must be the optimizer's own parameters, in a tree")
+    optimizer.init_state()
+    steps = {int(optimizer.state[param][STEP]) for param in jax.tree.leaves(params)}
+    if len(steps) > 1:
+        raise ValueError(f"optimizer: its parameters have taken {sorted(steps)} steps, and a JAX state has one count")
+    count = jnp.asarray(max(steps, default=0), jnp.int32)
+
+    def values(key: str) -> Any:  # copies: torch writes to its own
+        return jax.tree.map(lambda param: jnp.array(optimizer.state[param][key].numpy(force=True)), params)
+
+    if optimizer.AVERAGE is None:
+        return MatrixAdaGradState(count, values(optimizer.STATISTIC))
+    return MatrixMomentumState(count, values(optimizer.AVERAGE), values(optimizer.STATISTIC))
+
+
+def to_torch(
+    state: MatrixAdaGradState | MatrixMomentumState, optimizer: MatrixAdaGrad | MatrixMomentum, params: Any
+) -> None:
+    """Put the state of a transformation into a torch optimizer, which then goes on where it is.
+
+    Args:
+        state: of a transformation; one of other shapes than the optimizer's is refused, and changes nothing.
+        optimizer: the torch optimizer. Its options stay as they are.
+        params: its parameters, all of them, in the tree that the JAX ones have.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import torch
+        >>> from matrix_adagrad import RowAdaGrad
+        >>> from matrix_adagrad.interop.optax import row_adagrad, to_torch
+        >>> table = torch.nn.Embedding(1000, 16)
+        >>> optimizer = RowAdaGrad(table.parameters(), lr=0.1)
+        >>> state = row_adagrad(0.1, initial_accumulator_value=0.5).init({"weight": jnp.zeros((1000, 16))})
+        >>> to_torch(state, optimizer, dict(table.named_parameters()))
+        >>> optimizer.state[table.weight]["sum"].mean()
+        tensor(0.5000)
+    """
+    own = [param for group in optimizer.param_groups for param in group["params"]]
+    numbers = {param: i for i, param in enumerate(own)}
+    leaves, tree = jax.tree.flatten(params)
+    if set(leaves) != set(numbers):
+        raise ValueError("params: they must be the optimizer's own parameters, all of them, in a tree")
+    columns = [tree.flatten_up_to(values) for values in state[1:]]
+    loaded = {
+        numbers[param]: {
+            STEP: torch.tensor(float(state.count)),
+            **{key: torch.from_numpy(np.array(value)) for key, value in zip(state._fields[1:], values, strict=True)},
+        }
+        for param, *values in zip(leaves, *columns, strict=True)
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": loaded})
