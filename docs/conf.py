@@ -17,11 +17,11 @@ extensions = [
 html_theme = "furo"
 html_title = "matrix-adagrad"
 exclude_patterns = ["_build"]
-autodoc_mock_imports = ["fbgemm_gpu", "torchrec"]  # what migrates from them is documented without them
 default_role = "py:obj"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-autodoc_mock_imports = [name for name in ("jax", "optax") if find_spec(name) is None]  # they are large, and optional
+# What others' packages are needed for is documented without them.
+autodoc_mock_imports = ["fbgemm_gpu", "torchrec", *(name for name in ("jax", "optax") if find_spec(name) is None)]
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
