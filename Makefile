@@ -24,7 +24,7 @@ pytest: .venv/ready-test
 
 test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on data that are fetched
 	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning and optax, in a browser, and on MovieLens"
-	@INTEGRATIONS=1 $(BIN)/python -m pytest tests/integration tests/test_benchmarks_tasks.py
+	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/test_benchmarks_tasks.py
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers

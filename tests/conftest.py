@@ -47,6 +47,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
+            if nodeid.startswith("tests/integration/"):  # files have much that their tests share
+                return nodeid.partition("::")[0]
             return next(filter(nodeid.startswith, TOGETHER), nodeid)
 
     return Scheduling(config, log)

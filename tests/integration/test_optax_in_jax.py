@@ -15,7 +15,6 @@ from matrix_adagrad.domains import Box, FrobeniusBall, RowBalls
 from tests.domains.table import draw
 from tests.integration import optax_runs as runs
 from tests.optim.training import make_grads, make_params
-from tests.test_docs import ROOT, blocks
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it imports JAX: make test-integrations", allow_module_level=True)
@@ -267,12 +266,3 @@ def test_without_jax_an_error_says_what_to_install():
     code = "import sys; sys.modules['jax'] = None; import matrix_adagrad; import matrix_adagrad.interop.optax"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stderr.splitlines()[-1].endswith("needs JAX and optax: pip install 'matrix-adagrad[jax]'")
-
-
-def test_the_example_and_the_page_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = subprocess.run([sys.executable, "-W", "error", ROOT / "examples/jax_rows.py"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    names = {"__name__": "docs"}
-    for number, code in enumerate(blocks(ROOT / "docs/optax.md", "python")):
-        exec(compile(code, f"optax.md, block {number}", "exec"), names)
