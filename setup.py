@@ -1,10 +1,13 @@
 """Builds the native kernels; everything else is in pyproject.toml. Without a C compiler the package installs too."""
 
 import os
+import sysconfig
 
 from setuptools import Extension, setup
 
 NATIVE = "src/matrix_adagrad/native"
+# The kernels know nothing of Python: one build serves every version. setuptools cannot say so without the GIL.
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 kernels = Extension(
     "matrix_adagrad.native._kernels",
@@ -17,12 +20,12 @@ kernels = Extension(
     ],
     extra_link_args=["-fopenmp", "-lm"],
     optional=True,
-    py_limited_api=True,  # they know nothing of Python: one build serves every version
+    py_limited_api=LIMITED,
 )
 
 # MATRIX_ADAGRAD_PURE=1 leaves them out, for the wheel of all other platforms.
 pure = os.environ.get("MATRIX_ADAGRAD_PURE") == "1"
 setup(
     ext_modules=[] if pure else [kernels],
-    options={} if pure else {"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED and not pure else {},
 )

@@ -149,8 +149,13 @@ def test_what_schedulers_keep_in_a_group_is_scaled_with_the_learning_rate():
     scheduler = torch.optim.lr_scheduler.ExponentialLR(rows, 0.5)
     rows.step()
     scheduler.step()
+    rows.param_groups[0].update(max_lr=0.4, min_lr=0.02)
     (group,) = to_adagrad(rows).param_groups
-    assert (group["lr"], group["initial_lr"]) == (0.05, 0.1)
+    assert [group[key] for key in ("lr", "initial_lr", "max_lr", "min_lr")] == [0.05, 0.1, 0.2, 0.01]
+
+
+def test_decoupled_decay_of_nothing_is_carried_over():
+    assert to_adagrad(RowAdaGrad(one(), decoupled_weight_decay=True)).param_groups[0]["weight_decay"] == 0
 
 
 def test_a_parameter_that_torch_has_no_state_for_starts_where_torch_starts_it():

@@ -169,6 +169,36 @@ def test_a_probe_sees_what_it_sees_in_the_ordinary_loop():
         assert one.bound == other.bound
 
 
+def test_an_error_has_the_name_of_the_parameter_that_it_is_about():
+    model = nn.Linear(3, 2)
+    optimizer = RowAdaGrad(model.named_parameters(), lr=0.1)
+    step_in_backward(optimizer)
+    optimizer.state[model.bias]["sum"] = torch.zeros(7)
+    with pytest.raises(RuntimeError, match="parameter 'bias' has shape"):
+        model(torch.ones(1, 3)).sum().backward()
+
+
+def test_groups_in_another_order_are_not_taken_for_each_other():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 1.0}, {"params": [model.bias], "lr": 1e-3}])
+    step_in_backward(optimizer)
+    optimizer.param_groups.reverse()
+    with pytest.raises(RuntimeError, match="call it anew"):
+        model(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_step_may_have_any_signature_that_needs_nothing():
+    class Own(torch.optim.SGD):
+        def step(self):
+            super().step()
+
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    with step_in_backward(Own(model.parameters(), lr=1.0)):
+        model(torch.ones(1, 3)).sum().backward()
+    torch.testing.assert_close(model.weight.detach(), before - 1)
+
+
 def test_errors_name_the_parameter_and_what_cannot_be():
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = RowAdaGrad(table.named_parameters(), lr=0.1)
@@ -176,6 +206,9 @@ def test_errors_name_the_parameter_and_what_cannot_be():
     optimizer.state[table.weight]["sum"] = torch.zeros(3, 1)
     with pytest.raises(RuntimeError, match="parameter 'weight' has shape"):
         table(torch.tensor([1])).sum().backward()
+    assert table.weight.grad is None
+    with pytest.raises(ValueError, match=r"stepped in the backward pass already: remove\(\) that first"):
+        step_in_backward(RowAdaGrad(table.parameters()))
     with pytest.raises(TypeError, match="LBFGS needs a closure"):
         step_in_backward(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
     with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, got Linear"):

@@ -99,6 +99,13 @@ def test_options_reach_the_optimizer_that_they_are_for():
     assert all((group["betas"], group["reduction"]) == ((0.8, 0.9), "sum") for group in rows)
 
 
+def test_the_learning_rates_that_did_well_are_the_defaults():
+    for rows, lr in (("momentum", 0.03), ("adagrad", 0.3)):
+        muon, rest = muon_with_rows(Network(), rows=rows).optimizers
+        assert {group["lr"] for group in muon.param_groups} == {0.01}
+        assert {group["lr"] for group in rest.param_groups} == {lr}
+
+
 def test_lean_takes_tensors_that_muon_does_not_take_by_row():
     assert owners(muon_with_rows(Network(), rules="lean"))["conv.weight"] == ("MatrixMomentum", "row")
     assert owners(muon_with_rows(Network(), rules="lean"))["up.weight"] == ("Muon", "")
@@ -149,6 +156,7 @@ def test_the_table_says_which_optimizer_has_a_parameter_and_why(capsys):
         ({"rows": "adagrad", "betas": (0.9, 0.99)}, TypeError, "it is an option of MatrixMomentum"),
         ({"muon": {"lr": 0.1}}, TypeError, "muon got an unknown option 'lr'"),
         ({"muon": {"nestorov": True}}, TypeError, "did you mean 'nesterov'"),
+        ({"rules": {"*": "row"}, "muon": {"momentum": 0.5}}, ValueError, "none is left to Muon"),
         ({"rows_lr": -1.0}, ValueError, "lr must be a finite number, at least 0"),
     ],
 )

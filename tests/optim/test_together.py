@@ -240,6 +240,59 @@ def test_state_that_is_made_between_steps_leaves_that_of_others_alone():
     assert (one.state[old]["step"], one.state[new]["step"]) == (1, 0)
 
 
+OTHERS = {
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {"initial_accumulator_value": 0.3},
+    "Adam": {"amsgrad": True},
+    "Adamax": {},
+    "AdamW": {},
+    "ASGD": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "SGD with dampening": {"momentum": 0.9, "dampening": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_making_state_changes_no_later_step_of_any_torch_optimizer(name):
+    def run(makes_state):
+        params = make_params(shapes=((4, 3), (3,)))
+        part = getattr(torch.optim, name.split()[0])(params, lr=0.1, **OTHERS[name])
+        part.register_step_pre_hook(lambda *_: calls.append(1))
+        optimizer, calls = Together([part]), []
+        if makes_state:
+            optimizer.init_state()
+        assert not calls
+        train(None, params, 4, optimizer=optimizer)
+        return params
+
+    assert_bitwise(run(True), run(False))
+
+
+def test_frozen_parameters_get_no_state_and_sparse_tables_are_left_alone():
+    frozen, free = make_params(shapes=((2, 3), (3, 2)))
+    frozen.requires_grad_(False)
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = Together([AdamW([frozen, free]), torch.optim.SparseAdam(table.parameters())])
+    optimizer.init_state()
+    assert list(optimizer.state) == [free]
+
+
+def test_zero_grad_is_handed_on_and_loading_leaves_the_given_dict_alone():
+    params, optimizer = trained()
+    optimizer.zero_grad(set_to_none=False)
+    assert all(param.grad is not None and not param.grad.any() for param in params)
+    saved = optimizer.state_dict()
+    kept = {**saved}
+    optimizer.register_load_state_dict_pre_hook(lambda _, given: given.update(noted=True))
+    optimizer.load_state_dict(saved)
+    assert saved == kept
+
+
 def test_hooks_run_once_for_the_whole_and_may_change_what_is_loaded():
     params, optimizer = made()
     seen = []
@@ -339,6 +392,11 @@ def test_a_parameter_of_two_parts_is_named():
         Together([SGD([shared]), RowMomentum([("b", other), ("w", shared)])])
     with pytest.raises(ValueError, match=r"parameter 1 of optimizers\[1\]"):
         Together([SGD([shared]), SGD([other, shared])])
+    later = Together([SGD([shared]), SGD([other])])
+    later.optimizers[1].add_param_group({"params": [shared]})
+    for use in (later.step, later.state_dict):
+        with pytest.raises(ValueError, match=r"parameter 1 of optimizers\[1\]"):
+            use()
 
 
 @pytest.mark.parametrize(
@@ -356,6 +414,14 @@ def test_what_cannot_be_together(parts, error, message):
     params = [Parameter(torch.ones(2, 2))]
     with pytest.raises(error, match=message):
         Together(parts(params) if callable(parts) else parts)
+
+
+def test_parts_may_have_schedulers_of_their_own():
+    part = SGD([Parameter(torch.ones(2, 2))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(part, 0.5)
+    Together([part]).step()
+    schedule.step()
+    assert part.param_groups[0]["lr"] == 0.5
 
 
 def test_a_part_without_parameters_and_state_beside_the_parameters():

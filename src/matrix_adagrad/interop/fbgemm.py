@@ -209,6 +209,8 @@ def _decays(pooling: PoolingMode, features: list[int]) -> bool:
 
 def _pooling(tables: Sequence[Table]) -> PoolingMode:
     """The pooling mode of modules, the same for all; an error for what FBGEMM's lookup does not do."""
+    if not isinstance(tables, Sequence) or not tables or not all(isinstance(table, Table) for table in tables):
+        raise TypeError(f"tables must be a list of nn.EmbeddingBag or nn.Embedding, at least one, got {tables!r}")
     modes = {table.mode if isinstance(table, nn.EmbeddingBag) else "none" for table in tables}
     found = [mode for mode in PoolingMode if {mode.name.lower()} == modes]
     if not found:

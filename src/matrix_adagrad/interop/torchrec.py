@@ -49,6 +49,10 @@ def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
         True
     """
     check_kind("optimizer", optimizer, RowWiseAdagrad)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.dim() != 2:
+                raise ValueError(f"a parameter has shape {tuple(param.shape)}: TorchRec's steps are for matrices only")
     defaults: dict[str, Any] = copy.deepcopy({name: optimizer.defaults[name] for name in _OPTIONS})
     ours = RowAdaGrad(list(groups_from(optimizer, Row(), "mean")), reduction="mean", **defaults)
     load(ours, optimizer.state, "TorchRec")

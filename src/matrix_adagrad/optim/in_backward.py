@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections import OrderedDict
-from collections.abc import Callable
 from types import TracebackType
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from matrix_adagrad.optim.together import Together
+from matrix_adagrad.optim.together import Together, needed_by_step, without_hooks
 
 __all__ = ["InBackward", "step_in_backward"]
 
@@ -25,17 +22,17 @@ class InBackward:
 
     def __init__(self, optimizer: Optimizer) -> None:
         owners = optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,)
-        self.optimizers: list[Optimizer] = []
-        self._handles = []
         for owner in owners:
             _check(owner)
-        for owner in owners:
-            for number, group in enumerate(owner.param_groups):
-                for place, param in enumerate(group["params"]):
-                    if param.requires_grad:
-                        self.optimizers.append(_alone(owner))
-                        hook = _stepping(owner, self.optimizers[-1], number, place)
-                        self._handles.append(param.register_post_accumulate_grad_hook(hook))
+        steps = {
+            param: _Step(owner, number, place)
+            for owner in owners
+            for number, group in enumerate(owner.param_groups)
+            for place, param in enumerate(group["params"])
+            if param.requires_grad
+        }
+        self.optimizers = [step.one for step in steps.values()]
+        self._handles = [param.register_post_accumulate_grad_hook(step) for param, step in steps.items()]
 
     def remove(self) -> None:
         """Gradients stay from now on, and the optimizer's own ``step`` takes them."""
@@ -56,13 +53,18 @@ def step_in_backward(optimizer: Optimizer) -> InBackward:
     """Have each parameter stepped as soon as its gradient is complete, and the gradient freed.
 
     From now on ``loss.backward()`` trains. A loop stays as it is: ``optimizer.step()`` finds no gradients and does
-    nothing, learning-rate schedulers and checkpoints work on the optimizer as ever. The steps are the same bit for bit
-    (but for what stochastic rounding draws), and a few gradients exist at any time instead of all of them.
+    nothing (leave it there for schedulers, who look for it), and checkpoints are those of the optimizer as ever. The
+    steps are the same bit for bit (but for what stochastic rounding draws), and a few gradients exist at any time
+    instead of all of them.
 
     What looks at all gradients, or changes them after the backward pass, does not go with it: clipping by the norm of
     all of them, `GradScaler`, `DistributedDataParallel`, which averages them afterwards. With FSDP2 (``fully_shard``),
-    which averages them before, it works. To accumulate gradients, use it as a ``with`` block around the last of the
-    backward passes of a step.
+    which averages them before, it works. Activation checkpoints must be ``use_reentrant=False``: the older kind runs
+    several backward passes in one. To accumulate gradients, use it as a ``with`` block around the last of the backward
+    passes of a step.
+
+    If a backward pass fails, some parameters have moved and others have not: go back to a checkpoint. Before another
+    optimizer takes over, `InBackward.remove` this one.
 
     Args:
         optimizer: any optimizer that steps each parameter by itself, of this package or of `torch.optim`. Parameters
@@ -87,28 +89,31 @@ def step_in_backward(optimizer: Optimizer) -> InBackward:
 
 
 def _check(optimizer: Optimizer) -> None:
-    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
-        raise TypeError(f"{type(optimizer).__name__} needs a closure: it cannot step parameter by parameter")
+    if needed := needed_by_step(optimizer):
+        raise TypeError(f"{type(optimizer).__name__} needs a {needed}: it cannot step parameter by parameter")
+    if "param_groups" not in vars(optimizer):
+        raise TypeError(f"{type(optimizer).__name__} wraps another optimizer: give that one, before it is wrapped")
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if any(isinstance(hook, _Step) for hook in (param._post_accumulate_grad_hooks or {}).values()):
+                raise ValueError("the parameters are stepped in the backward pass already: remove() that first")
 
 
-def _alone(owner: Optimizer) -> Optimizer:
-    """An optimizer of the owner's kind; hooks on the owner's steps, and what schedulers put around it, stay with it."""
-    one = object.__new__(type(owner))
-    one.__dict__ = {name: value for name, value in vars(owner).items() if name != "step"}
-    one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    return one
-
-
-def _stepping(owner: Optimizer, one: Optimizer, group: int, place: int) -> Callable[[Tensor], None]:
+class _Step:
     """A hook that takes the step of one parameter, with the options and the state that its owner has then."""
 
-    def step(param: Tensor) -> None:
-        current = owner.param_groups[group]
-        mine = {**current, "params": [param]}
-        if "param_names" in current:
-            mine["param_names"] = [current["param_names"][place]]
-        one.param_groups, one.state = [mine], owner.state  # both are new after load_state_dict
-        one.step()
-        param.grad = None
+    def __init__(self, owner: Optimizer, number: int, place: int) -> None:
+        self.owner, self.number, self.place, self.one = owner, number, place, without_hooks(owner)
 
-    return step
+    def __call__(self, param: Tensor) -> None:
+        group = self.owner.param_groups[self.number]
+        if group["params"][self.place] is not param:
+            raise RuntimeError("the optimizer's groups are no longer those of step_in_backward: call it anew")
+        mine = {**group, "params": [param]}
+        if "param_names" in group:
+            mine["param_names"] = [group["param_names"][self.place]]
+        self.one.param_groups, self.one.state = [mine], self.owner.state  # both are new after load_state_dict
+        try:
+            self.one.step()
+        finally:
+            param.grad = None

@@ -94,6 +94,8 @@ def muon_with_rows(
     if explain:
         names = {choice.name: (Muon if _is_hidden_matrix(choice) else cls).__name__ for choice in choices}
         print(explained(choices, idle, names))  # noqa: T201
+    if muon and not hidden:
+        raise ValueError(f"muon={dict(muon)!r} is for hidden matrices, and with these rules none is left to Muon")
     parts: list[Optimizer] = []
     for choice in hidden:
         _check_shards(choice)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from textwrap import indent
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, RAdam, RMSprop
 from torch.optim.optimizer import Optimizer, StateDict
 
-__all__ = ["Together"]
+__all__ = ["Together", "needed_by_step", "without_hooks"]
+
+# Torch's optimizers whose state can be made by a step along zeros, and then is what it would have been without it.
+_START_AT_ZERO = (Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, RAdam, RMSprop, SGD)
 
 
 class Together(Optimizer):
@@ -52,6 +57,13 @@ class Together(Optimizer):
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         # Not by Optimizer.__init__, which makes groups and a state: they are the parts'.
         self.__setstate__({"defaults": {}, "optimizers": _checked(optimizers)})
+
+    def _check_owners(self) -> None:
+        """Parts may have been given groups of their own since the last time."""
+        count = sum(len(group["params"]) for group in self.param_groups)
+        if count != self.__dict__.get("_count"):
+            _check_owners(self.optimizers)
+            self._count = count
 
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": self.defaults, "optimizers": self.optimizers}
@@ -95,6 +107,7 @@ class Together(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_owners()
         for part in self.optimizers:
             part.step()
         return loss
@@ -102,19 +115,21 @@ class Together(Optimizer):
     def init_state(self) -> None:
         """Make the state of every trainable parameter now, instead of at its first gradient: checkpoints are complete.
 
-        Parts that have no ``init_state`` make it as torch's own checkpoints would have them: by a step along zero
-        gradients that moves nothing, with a learning rate and a weight decay of 0, which is not counted.
+        Parts of `torch.optim` make it as torch's own checkpoints would have them: by a step along zero gradients that
+        moves nothing, with a learning rate and a weight decay of 0, which is not counted. Those that would go on in
+        another way after it are left as they are: NAdam, Rprop, ASGD, SparseAdam, SGD with dampening, and others'.
         """
         for part in self.optimizers:
             if hasattr(part, "init_state"):
                 part.init_state()
-            else:
+            elif type(part) in _START_AT_ZERO and not any(group.get("dampening") for group in part.param_groups):
                 _init_by_a_step(part)
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:
         """The state, in torch's format: groups and numbers of parameters go on from part to part."""
+        self._check_owners()
         # The first of the post-hooks of torch's own, which runs the users': they see what is saved.
         handle = self.register_state_dict_post_hook(lambda *_: self._saved(), prepend=True)
         try:
@@ -183,23 +198,43 @@ def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
     parts = tuple(optimizers)
     if not parts:
         raise ValueError("optimizers is empty: give at least one")
-    owner: dict[Tensor, str] = {}
     for number, part in enumerate(parts):
         name = f"optimizers[{number}] ({type(part).__name__})"
         if not isinstance(part, Optimizer):
             raise TypeError(f"{name} is no torch optimizer")
         if isinstance(part, Together):
             raise TypeError(f"{name} is several already: give its parts, [*it.optimizers, ...]")
-        needed = [one for one in inspect.signature(part.step).parameters.values() if one.default is one.empty]
-        if any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in needed):
-            raise TypeError(
-                f"{name} cannot step without {needed[0].name}: one closure cannot serve several line searches"
-            )
+        if needed := needed_by_step(part):
+            raise TypeError(f"{name} cannot step without {needed}: one closure cannot serve several line searches")
+    _check_owners(parts)
+    return parts
+
+
+def _check_owners(parts: tuple[Optimizer, ...]) -> None:
+    owner: dict[Tensor, str] = {}
+    for number, part in enumerate(parts):
+        name = f"optimizers[{number}] ({type(part).__name__})"
         for param, words in _named(part):
             if param in owner:
                 raise ValueError(f"{words} of {name} is in {owner[param]} too: a parameter has one optimizer")
             owner[param] = name
-    return parts
+
+
+def needed_by_step(optimizer: Optimizer) -> str:
+    """The argument that ``step`` cannot do without, such as the closure of L-BFGS; empty if there is none."""
+    # That of the class: schedulers put one of their own around an instance's.
+    for one in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+            return one.name
+    return ""
+
+
+def without_hooks(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer, but that hooks on its steps, and what schedulers put around them, stay with the original."""
+    one = object.__new__(type(optimizer))
+    one.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    return one
 
 
 def _named(part: Optimizer) -> Iterator[tuple[Tensor, str]]:
@@ -228,7 +263,7 @@ def _init_by_a_step(part: Optimizer) -> None:
     for group, options in zip(part.param_groups, kept, strict=True):
         group |= {key: torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0 for key, rate in options.items()}
     try:
-        part.step()
+        without_hooks(part).step()
     finally:
         for group, options in zip(part.param_groups, kept, strict=True):
             group |= options
