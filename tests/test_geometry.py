@@ -2,14 +2,15 @@
 
 import copy
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole, as_geometry
+from matrix_adagrad import MatrixAdaGrad
+from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, as_geometry
 
 NAMED = (Row(), Column(), Entry(), Whole())
 geometries = st.sampled_from(
@@ -162,3 +163,31 @@ def test_names():
 def test_what_is_wrong_is_said_with_its_value(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@dataclass(frozen=True)
+class Wrong(Geometry):
+    own_cut: tuple[int, ...]
+    own_dims: tuple[int, ...]
+
+    def cut(self, _):
+        return self.own_cut
+
+    def dims(self, _):
+        return self.own_dims
+
+    @property
+    def transpose(self):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("geometry", "words"),
+    [
+        (Wrong((7, 6), (5,)), r"sums over the dimensions \(5,\) of \(7, 6\)"),
+        (Wrong((3, 2, 6), (1,)), r"views it as \(3, 2, 6\), of another size"),
+    ],
+)
+def test_a_wrong_geometry_of_ones_own_is_refused_with_the_parameter_and_the_reason(geometry, words):
+    with pytest.raises(ValueError, match=rf"parameter 'w', of shape \(7, 6\), does not fit its geometry: .*{words}"):
+        MatrixAdaGrad([("w", torch.nn.Parameter(torch.ones(7, 6)))], geometry=geometry)

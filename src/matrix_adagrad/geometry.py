@@ -103,7 +103,11 @@ class Geometry(ABC):
     def check_fits(self, name: str, shape: Shape) -> None:
         """Raise an error that names the tensor if one of this shape cannot be cut into blocks."""
         try:
-            self.statistic_shape(shape)
+            cut, dims = self.cut(shape), self.dims(shape)
+            if math.prod(cut) != math.prod(shape):
+                raise ValueError(f"{self!r} views it as {tuple(cut)}, of another size")
+            if not set(dims) <= set(range(len(cut))):
+                raise ValueError(f"{self!r} sums over the dimensions {tuple(dims)} of {tuple(cut)}")
         except ValueError as error:
             raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from None
 

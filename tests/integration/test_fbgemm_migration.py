@@ -244,5 +244,7 @@ def test_features_of_one_table_that_are_apart_and_frozen_tables_are_refused(fbge
     two.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="requires_grad=False of table 1"):
         fbgemm.to_fbgemm([one, two], optimizer)
-    with pytest.raises(TypeError, match="tables must be a SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"):
+    with pytest.raises(
+        TypeError, match="tables must be of the kind SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"
+    ):
         fbgemm.from_fbgemm(one)

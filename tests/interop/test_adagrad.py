@@ -217,7 +217,7 @@ def test_what_cannot_be_carried_over_is_refused_by_name(make, words):
 
 
 def test_other_optimizers_are_refused():
-    with pytest.raises(TypeError, match="optimizer must be a Adagrad, got SGD"):
+    with pytest.raises(TypeError, match="optimizer must be of the kind Adagrad, got SGD"):
         from_adagrad(torch.optim.SGD(one(), lr=0.1))
-    with pytest.raises(TypeError, match="optimizer must be a MatrixAdaGrad, got RowMomentum"):
+    with pytest.raises(TypeError, match="optimizer must be of the kind MatrixAdaGrad, got RowMomentum"):
         to_adagrad(RowMomentum(one()))

@@ -189,5 +189,5 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError:
-        raise ImportError("YAML needs PyYAML: pip install 'matrix-adagrad[advisor]', or take .json") from None
+        raise ImportError("YAML needs PyYAML: pip install pyyaml, or take .json") from None
     return yaml

@@ -49,7 +49,7 @@ def save(report: Report, folder: Path) -> list[Path]:
     try:
         import matplotlib as mpl
     except ImportError:
-        print("no picture: matplotlib is not installed (pip install 'matrix-adagrad[bench]')")
+        print("no picture: matplotlib is not installed (pip install matplotlib)")
         return written
     mpl.use("Agg")
     written.append(folder / "bench.png")

@@ -128,7 +128,7 @@ def save(advice: Advice, out: Path) -> list[Path]:
     try:
         from matrix_adagrad.advisor import page
     except ImportError as error:
-        print(f"no page without {error.name}: pip install 'matrix-adagrad[advisor]'", file=sys.stderr)
+        print(f"no page without {error.name}: pip install jinja2 plotly", file=sys.stderr)
         return written
     return [*written, write(out / "advice.html", page.render(advice))]
 

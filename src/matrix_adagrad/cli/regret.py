@@ -92,7 +92,7 @@ def _check_outputs(figures: Path | None, picture: Path | None) -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise ImportError("--picture needs matplotlib: pip install 'matrix-adagrad[experiments]'") from None
+            raise ImportError("--picture needs matplotlib: pip install matplotlib") from None
 
 
 def _bar() -> Any:

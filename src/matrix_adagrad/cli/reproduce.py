@@ -89,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
     if report:
         print(f"report: {report}")
     else:
-        missing = ", ".join(reproduce.missing_extras())
-        print(f"no report without {missing}: pip install 'matrix-adagrad[experiments]', and run it again")
+        missing = reproduce.missing_extras()
+        print(f"no report without {', '.join(missing)}: pip install {' '.join(missing)}, and run it again")
     return 0
 
 

@@ -177,7 +177,7 @@ def refuse(options: Group, advice: Mapping[str, str], where: str) -> None:
 def check_kind(argument: str, value: object, kind: type) -> None:
     """Raise an error for an argument of another kind."""
     if not isinstance(value, kind):
-        raise TypeError(f"{argument} must be a {kind.__name__}, got {type(value).__name__}")
+        raise TypeError(f"{argument} must be of the kind {kind.__name__}, got {type(value).__name__}")
 
 
 def parameters(optimizer: MatrixAdaGrad, peer: str) -> Iterator[tuple[str, Tensor, Group]]:

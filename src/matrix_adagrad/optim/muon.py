@@ -24,6 +24,7 @@ _ROWS: dict[str, tuple[type[MatrixAdaGrad | MatrixMomentum], type, float]] = {
     "momentum": (MatrixMomentum, MomentumOptions, 0.03),
     "adagrad": (MatrixAdaGrad, AdaGradOptions, 0.3),
 }
+_OWN_OPTIONS = ("lr", "rows_lr", "rows", "weight_decay", "muon", "rules", "explain")
 _MUON_OPTIONS = frozenset(inspect.signature(Muon).parameters) - {"params", "lr"}
 
 
@@ -84,7 +85,9 @@ def muon_with_rows(
     if rows not in _ROWS:
         raise ValueError(f"rows must be {' or '.join(map(repr, _ROWS))}, got {rows!r}")
     cls, known, usual_lr = _ROWS[rows]
-    refuse_unknown_keywords("muon_with_rows", options, known.__annotations__)
+    refuse_unknown_keywords("muon_with_rows", options, {**dict.fromkeys(_OWN_OPTIONS), **known.__annotations__})
+    if "lr" in (muon or {}):
+        raise TypeError("muon has no 'lr': Muon's learning rate is the lr of muon_with_rows")
     refuse_unknown_keywords("muon", muon or {}, dict.fromkeys(_MUON_OPTIONS))
     choices, idle = choose(model, rules)
     if not choices:

@@ -152,6 +152,11 @@ class StatefulOptimizer(Optimizer):
             )
         saved_geometry = str(saved_group.get("geometry", geometry))
         for key, shape in needed.items():
+            if not saved and saved_geometry != str(geometry):
+                raise ValueError(
+                    f"{name}: the saved run has geometry {saved_geometry}, and this optimizer has geometry {geometry}; "
+                    "nothing was loaded"
+                )
             saved_shape = tuple(getattr(saved[key], "shape", ())) if saved else shape
             if saved_geometry != str(geometry) or saved_shape != shape:
                 source = (

@@ -23,7 +23,7 @@ try:
     import jax  # noqa: F401
     import optax  # noqa: F401
 except ImportError as error:
-    raise ImportError("matrix_adagrad.interop.optax needs JAX and optax: pip install 'matrix-adagrad[jax]'") from error
+    raise ImportError("matrix_adagrad.interop.optax needs JAX and optax: pip install jax optax") from error
 
 from matrix_adagrad.interop.optax.aliases import (
     column_adagrad,
