@@ -230,13 +230,17 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         ours.to_torch(state, optimizer, {"0": table})
     assert not optimizer.state
     for wrong in ({}, {"0": torch.nn.Parameter(torch.zeros(6, 4))}):
-        with pytest.raises(ValueError, match="params: they must be the optimizer's own"):
+        with pytest.raises(ValueError, match="params must be all of the optimizer's own"):
             ours.to_torch(state, optimizer, wrong)
-    with pytest.raises(ValueError, match="params: they must be the optimizer's own"):
+    with pytest.raises(ValueError, match="params must be all of the optimizer's own"):
         ours.from_torch(optimizer, {"0": torch.nn.Parameter(torch.zeros(6, 4))})
     two = make_params(torch.float32, ((6, 4), (3,)))
     optimizer = MatrixAdaGrad(two, 0.1)
     two[0].grad = torch.ones(6, 4)
     optimizer.step()
+    with pytest.raises(ValueError, match="it has 2, and of 1 leaves 1 are among them"):
+        ours.from_torch(optimizer, two[:1])
+    with pytest.raises(TypeError, match="optimizer must be a MatrixAdaGrad or a MatrixMomentum, got dict"):
+        ours.from_torch(optimizer.state_dict(), two)
     with pytest.raises(ValueError, match=r"have taken \[0, 1\] steps"):
         ours.from_torch(optimizer, two)

@@ -21,7 +21,8 @@ def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> Matrix
 
     Args:
         optimizer: the torch optimizer, all of whose parameters have taken the same number of steps.
-        params: its parameters, as a tree like that of the JAX ones, such as ``dict(model.named_parameters())``.
+        params: its parameters, all of them, in the tree that the JAX ones have, such as
+            ``dict(model.named_parameters())``.
 
     Example:
         >>> import torch
@@ -35,11 +36,9 @@ def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> Matrix
         >>> int(state.count), state.sum["weight"].shape
         (1, (1000, 1))
     """
-    owned = {param for group in optimizer.param_groups for param in group["params"]}
-    if not owned.issuperset(jax.tree.leaves(params)):
-        raise ValueError("params: they must be the optimizer's own parameters, in a tree")
+    leaves, _ = _flattened(params, optimizer)
     optimizer.init_state()
-    steps = {int(optimizer.state[param][STEP]) for param in jax.tree.leaves(params)}
+    steps = {int(optimizer.state[param][STEP]) for param in leaves}
     if len(steps) > 1:
         raise ValueError(f"optimizer: its parameters have taken {sorted(steps)} steps, and a JAX state has one count")
     count = jnp.asarray(max(steps, default=0), jnp.int32)
@@ -74,11 +73,8 @@ def to_torch(
         >>> optimizer.state[table.weight]["sum"].mean()
         tensor(0.5000)
     """
-    own = [param for group in optimizer.param_groups for param in group["params"]]
-    numbers = {param: i for i, param in enumerate(own)}
-    leaves, tree = jax.tree.flatten(params)
-    if set(leaves) != set(numbers):
-        raise ValueError("params: they must be the optimizer's own parameters, all of them, in a tree")
+    leaves, tree = _flattened(params, optimizer)
+    numbers = {param: i for i, param in enumerate(_parameters(optimizer))}
     columns = [tree.flatten_up_to(values) for values in state[1:]]
     loaded = {
         numbers[param]: {
@@ -88,3 +84,21 @@ def to_torch(
         for param, *values in zip(leaves, *columns, strict=True)
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": loaded})
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    if not isinstance(optimizer, MatrixAdaGrad | MatrixMomentum):
+        raise TypeError(f"optimizer must be a MatrixAdaGrad or a MatrixMomentum, got {type(optimizer).__name__}")
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _flattened(params: Any, optimizer: Any) -> tuple[list[Any], Any]:
+    """The leaves of the tree, and its shape; an error unless they are the optimizer's parameters."""
+    leaves, tree = jax.tree.flatten(params)
+    own = _parameters(optimizer)
+    if set(leaves) != set(own):
+        raise ValueError(
+            f"params must be all of the optimizer's own parameters, in a tree: it has {len(own)}, and of {len(leaves)} "
+            f"leaves {len(set(leaves) & set(own))} are among them"
+        )
+    return leaves, tree

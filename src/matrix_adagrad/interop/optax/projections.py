@@ -184,9 +184,8 @@ def _onto_simplex(x: jax.Array, s: jax.Array, total: float) -> jax.Array:
     threshold = jnp.take_along_axis(candidates, jnp.maximum(positive - 1, 0), 1)
     stays = ends > threshold
     y, w = jnp.where(stays, x - threshold * w, 0), jnp.where(stays, w, 0)
-    excess = (y.sum(1, keepdims=True) - total) / w.sum(
-        1, keepdims=True
-    )  # of rounding, in running sums of large numbers
+    # Of rounding, in running sums of large numbers.
+    excess = (y.sum(1, keepdims=True) - total) / w.sum(1, keepdims=True)
     return jnp.maximum(y - excess * w, 0)
 
 
