@@ -51,6 +51,8 @@ format: .venv/ready-test ## rewrite the code in the project's style
 bench: .venv/ready-bench ## time and memory of a step next to its peers (about 5 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
 	@$(BIN)/matrix-adagrad bench
+	@echo "bench: the memory of steps in the backward pass"
+	@$(BIN)/python -m benchmarks.in_backward
 
 advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes, into results/advice/)
 	@echo "advice: the advisor's choices next to full-length runs"

@@ -21,7 +21,8 @@ default_role = "py:obj"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 # What others' packages are needed for is documented without them.
-autodoc_mock_imports = ["fbgemm_gpu", "torchrec", *(name for name in ("jax", "optax") if find_spec(name) is None)]
+others = ["fbgemm_gpu", "lightning", "pytorch_lightning", "torchrec", "transformers"]
+autodoc_mock_imports = [*others, *(name for name in ("jax", "optax") if find_spec(name) is None)]
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
