@@ -120,8 +120,11 @@ def _packed(matrix: list[_Dim], kind: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------------------------- what C is handed
 
 
-def describe(batch: Batch, i: int, sums: Tensor | None = None) -> tuple[int, ...]:
-    """The fields of ``struct tensor`` in kernels.h for one tensor; an error if it is beyond the kernels.
+_pack = struct.Struct(f"{native.TENSOR_FIELDS}q").pack  # a third of the time that an array takes to be extended
+
+
+def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
+    """One tensor as a ``struct tensor`` of kernels.h; an error if it is beyond the kernels.
 
     With ``sums``, which are laid out like the statistic, a step can be taken in parts.
     """
@@ -147,7 +150,7 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> tuple[int, ...
     how = _SPARSE if is_sparse else _IN_PARTS if sums is not None else _LONE if batch.lone[i] else _DENSE
     layout = _matrix(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), how)
     x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
-    return (
+    return _pack(
         *(x.data_ptr(), x_outer, x_inner),
         *(g.data_ptr(), g_outer, g_inner),
         *(average.data_ptr() if batch.averages else 0, average_outer, average_inner),
@@ -201,7 +204,7 @@ def fused(batch: Batch, rule: Rule) -> None:
     """One step for every parameter: what `reference` does, up to rounding; for sparse gradients, what `sparse` does."""
     fields = array.array("q")
     for i in range(len(batch.params)):
-        fields.extend(describe(batch, i))
+        fields.frombytes(describe(batch, i))
     run(fields, batch, rule)
 
 

@@ -70,7 +70,7 @@ def _covered(
     fields, covered, rest = array.array("q"), [], []
     for i in range(len(batch.params)):
         try:
-            fields.extend(describe(batch, i, None if sums is None else sums[i]))
+            fields.frombytes(describe(batch, i, None if sums is None else sums[i]))
             covered.append(i)
         except NotCoveredError as reason:
             if group["fused"]:
