@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import jax
 import optax
@@ -156,14 +157,22 @@ _Alias = TypeVar("_Alias", bound=Callable[..., Any])
 
 def _showing_options_of(general: Callable[..., Any]) -> Callable[[_Alias], _Alias]:
     """Gives an alias, which passes its options on, the signature that people and `optax.inject_hyperparams` look at."""
+    signature = inspect.signature(general)
+    shown = signature.replace(parameters=[one for one in signature.parameters.values() if one.name != "geometry"])
 
-    def shown(alias: _Alias) -> _Alias:
-        signature = inspect.signature(general)
-        parameters = [parameter for name, parameter in signature.parameters.items() if name != "geometry"]
-        alias.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return alias
+    def showing(alias: _Alias) -> _Alias:
+        @functools.wraps(alias)
+        def checked(*args: Any, **options: Any) -> Any:
+            try:
+                shown.bind(*args, **options)
+            except TypeError as error:
+                raise TypeError(f"{alias.__name__} {error}; it takes {', '.join(shown.parameters)}") from None
+            return alias(*args, **options)
 
-    return shown
+        checked.__signature__ = shown  # type: ignore[attr-defined]
+        return cast(_Alias, checked)
+
+    return showing
 
 
 @_showing_options_of(matrix_adagrad)
