@@ -59,7 +59,7 @@ def scalars_in(folder):
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
             found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return found
+    return {tag: dict(sorted(values.items())) for tag, values in found.items()}  # files of one second have any order
 
 
 # ---------------------------------------------------------------------------------------------------------- Lightning
