@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Adagrad, Adam, NAdam
 
-from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum
+from matrix_adagrad import Blocks, ColumnAdaGrad, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum
 from matrix_adagrad.domains import RowBalls
 from tests.optim.table import CLASSES, TABLE
 from tests.optim.training import assert_bitwise, make_params, train
@@ -362,3 +362,10 @@ def test_a_lazy_parameter_is_checked_when_its_state_is_made():
     layer(torch.ones(1, 3))
     with pytest.raises(ValueError, match="starts outside"):
         optimizer.init_state()
+
+
+def test_a_geometry_is_refused_before_the_first_step_too_and_no_shape_is_made_up():
+    (x,) = make_params(torch.float32, [(6, 4)])
+    saved = RowAdaGrad([x]).state_dict()
+    with pytest.raises(ValueError, match=r"the saved run has geometry row, and this optimizer has geometry column"):
+        ColumnAdaGrad([x]).load_state_dict(saved)

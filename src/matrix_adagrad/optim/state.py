@@ -151,13 +151,15 @@ class StatefulOptimizer(Optimizer):
                 "domain, or take 'domain' out of the saved group; nothing was loaded"
             )
         saved_geometry = str(saved_group.get("geometry", geometry))
-        for key, shape in needed.items():
-            if not saved and saved_geometry != str(geometry):
+        if not saved:
+            if saved_geometry != str(geometry):
                 raise ValueError(
                     f"{name}: the saved run has geometry {saved_geometry}, and this optimizer has geometry {geometry}; "
                     "nothing was loaded"
                 )
-            saved_shape = tuple(getattr(saved[key], "shape", ())) if saved else shape
+            return
+        for key, shape in needed.items():
+            saved_shape = tuple(getattr(saved[key], "shape", ()))
             if saved_geometry != str(geometry) or saved_shape != shape:
                 source = (
                     f"geometry {saved_geometry}" if "geometry" in saved_group else "no geometry (another optimizer's)"
