@@ -35,7 +35,7 @@ test-sanitized: .venv/ready-test ## the native kernels under the address and und
 	  -o $(SANITIZED) -lm
 	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -q -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
-	  tests/optim/test_sparse.py tests/domains/test_native.py tests/native
+	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native
 
 lint: .venv/ready-test ## style and types
 	@echo "lint: ruff and mypy"

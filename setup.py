@@ -11,7 +11,7 @@ LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 kernels = Extension(
     "matrix_adagrad.native._kernels",
-    sources=[f"{NATIVE}/{name}.c" for name in ("balls", "dense", "sparse", "tiles", "tiles_avx2")],
+    sources=[f"{NATIVE}/{name}.c" for name in ("bags", "balls", "dense", "sparse", "tiles", "tiles_avx2")],
     depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "tiles")],
     # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
     extra_compile_args=[

@@ -1,5 +1,6 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
+from matrix_adagrad.bags import EmbeddingBag
 from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole
 from matrix_adagrad.optim import (
     ColumnAdaGrad,
@@ -20,6 +21,7 @@ __all__ = [
     "Column",
     "ColumnAdaGrad",
     "ColumnMomentum",
+    "EmbeddingBag",
     "Entry",
     "Geometry",
     "MatrixAdaGrad",

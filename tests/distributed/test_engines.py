@@ -9,7 +9,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from matrix_adagrad import ColumnMomentum, MatrixAdaGrad, MatrixMomentum, RowAdaGrad, step_in_backward
+from matrix_adagrad import ColumnMomentum, EmbeddingBag, MatrixAdaGrad, MatrixMomentum, RowAdaGrad, step_in_backward
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed import engines
 from tests.distributed.layouts import assert_same, mesh_of, shared_out
@@ -70,28 +70,28 @@ def test_zero_redundancy(ranks, cls):
     assert all(count < 7 for count in held)  # of the seven parameters
 
 
-def sparse_tables(cls, options):
+def sparse_tables(table_cls, cls, options):
     """A batch of a rank is a part of the single process's batch."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    alone, table = (nn.Embedding(50, 4, sparse=True) for _ in range(2))
+    alone, table = (table_cls(50, 4, sparse=True) for _ in range(2))
     table.load_state_dict(alone.state_dict())
     torch.distributed.broadcast(alone.weight.data, 0)
     model = DistributedDataParallel(table)
     one, many = cls(alone.parameters(), **options), cls(table.parameters(), **options)
     for step in range(20):
-        ids = torch.randint(50, (12,), generator=torch.Generator().manual_seed(step))
+        ids = torch.randint(50, (12, 2), generator=torch.Generator().manual_seed(step))
         for network, optimizer, own in ((alone, one, ids), (model, many, ids.chunk(world)[rank])):
             optimizer.zero_grad()
-            network(own).square().sum(1).mean().backward()
+            network(own).square().sum(-1).mean().backward()
             optimizer.step()
     assert table.weight.grad.is_sparse
     assert_same(table.weight.detach(), alone.weight.detach(), exact=False, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("geometry", ["row", "column", "entry", "whole"])
-@pytest.mark.parametrize("world", [2, 3])
-def test_sparse_gradients_under_ddp(ranks, world, geometry):
-    ranks.run(world, sparse_tables, MatrixAdaGrad, {"lr": 0.1, "geometry": geometry})
+@pytest.mark.parametrize(("world", "table"), [(2, EmbeddingBag), (3, nn.Embedding)])
+def test_sparse_gradients_under_ddp(ranks, world, table, geometry):
+    ranks.run(world, sparse_tables, table, MatrixAdaGrad, {"lr": 0.1, "geometry": geometry})
 
 
 def rounded_at_random(engine):

@@ -15,9 +15,10 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, Optimizer
 
 from matrix_adagrad import ColumnAdaGrad, ColumnMomentum, MatrixAdaGrad, RowAdaGrad, RowMomentum
 
-__all__ = ["DENSE", "SGD_FUSED", "SPARSE", "Gap", "Peer", "bag_step", "fbgemm_step"]
+__all__ = ["DENSE", "OURS", "SGD_FUSED", "SPARSE", "Gap", "Peer", "bag_step", "fbgemm_step"]
 
 SGD_FUSED = "torch SGD, fused"
+OURS = "our EmbeddingBag, "  # what follows is an optimizer
 
 
 class Gap(Exception):  # noqa: N818
@@ -104,10 +105,15 @@ SPARSE: dict[str, Callable[[Any], Optimizer]] = {
 
 
 def bag_step(
-    rows: int, width: int, make: Callable[[Any], Optimizer], batches: Callable[[], Tensor], upstream: Tensor
+    rows: int,
+    width: int,
+    make: Callable[[Any], Optimizer],
+    batches: Callable[[], Tensor],
+    upstream: Tensor,
+    module: type[nn.EmbeddingBag] = nn.EmbeddingBag,
 ) -> Callable[[], None]:
-    """A training step of ``nn.EmbeddingBag``: forward, backward, update."""
-    bag = nn.EmbeddingBag(rows, width, mode="sum", sparse=True)
+    """A training step of ``nn.EmbeddingBag``, or of ours: forward, backward, update."""
+    bag = module(rows, width, mode="sum", sparse=True)
     optimizer = make(bag.parameters())
 
     def step() -> None:

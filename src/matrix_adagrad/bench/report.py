@@ -18,12 +18,12 @@ def print_case(case: Case, copy_bytes_a_second: float) -> None:
     print(f"\n{case.title}" + (f": {size / 2**20:.1f} MiB of parameters" if size else ""))
     over = "× " + case.baseline.removeprefix("torch ")
     memory = f"{'of a copy':>11}{'peak extra':>12}{'state':>9}" if has_memory else ""
-    print(f"  {'':<30}{'ms':>9}{over:>22}{memory}")
+    print(f"  {'':<32}{'ms':>9}{over:>22}{memory}")
     for row in case.rows:
         if row.gap is not None:
-            print(f"  {row.name:<30}{'gap':>9}  {row.gap[:90]}")
+            print(f"  {row.name:<32}{'gap':>9}  {row.gap[:90]}")
             continue
-        line = f"  {row.name:<30}{row.median * 1e3:>9.2f}{f'{row.ratio:.2f} ({row.low:.2f}–{row.high:.2f})':>22}"
+        line = f"  {row.name:<32}{row.median * 1e3:>9.2f}{f'{row.ratio:.2f} ({row.low:.2f}–{row.high:.2f})':>22}"
         if has_memory and row.bytes_a_second is not None and row.peak_extra is not None and row.state is not None:
             share = row.bytes_a_second / copy_bytes_a_second
             line += f"{share:>10.0%} {row.peak_extra / size:>12.3f}{row.state / size:>9.4f}"
@@ -36,7 +36,7 @@ def print_bars(bars: list[Bar]) -> None:
     words = {True: "met", False: "NOT MET", None: "gap"}
     for bar in bars:
         measured = "–" if bar.measured is None else f"{bar.measured:.2f}"
-        print(f"  {words[bar.met]:<9}{measured:>7}   {bar.bar:<46}{bar.work}")
+        print(f"  {words[bar.met]:<9}{measured:>7}   {bar.bar:<52}{bar.work}")
 
 
 def save(report: Report, folder: Path) -> list[Path]:

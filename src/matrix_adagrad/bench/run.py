@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from matrix_adagrad import RowAdaGrad
+from matrix_adagrad import EmbeddingBag, RowAdaGrad
 from matrix_adagrad.bench.measure import copy_bandwidth, peak_extra_bytes, peak_extra_resident_bytes, time_interleaved
-from matrix_adagrad.bench.peers import DENSE, SGD_FUSED, SPARSE, Gap, Peer, bag_step, fbgemm_step
+from matrix_adagrad.bench.peers import DENSE, OURS, SGD_FUSED, SPARSE, Gap, Peer, bag_step, fbgemm_step
 from matrix_adagrad.version import __version__
 
 __all__ = ["Bar", "Case", "Report", "Row", "run"]
@@ -121,10 +121,17 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Rep
             for peer in ("torch Adagrad, fused", "torch Adam, fused")
             for bar in _bars_of("300 small tensors", [small], "RowAdaGrad", peer, "<", 1.0)
         ),
-        *_bars_of("training step", [uniform], "FBGEMM", "RowAdaGrad", "≥", 6.0),
-        *_bars_of("training step", [uniform], "torch Adagrad", "RowAdaGrad", "≥", 6.0),
-        *_bars_of("training step", [zipf], "FBGEMM", "RowAdaGrad", "≥", 1.5),
-        *_bars_of("training step", [zipf], "torch Adagrad", "RowAdaGrad", "≥", 2.5),
+        *(
+            bar
+            for case, peer, limit in (
+                (uniform, "FBGEMM", 6.0),
+                (uniform, "torch Adagrad", 6.0),
+                (zipf, "FBGEMM", 1.5),
+                (zipf, "torch Adagrad", 2.5),
+            )
+            for name in ("RowAdaGrad", OURS + "RowAdaGrad")
+            for bar in _bars_of("training step", [case], peer, name, "≥", limit)
+        ),
         *_bars_of("sparse update", [growth], growth.rows[-1].name, growth.rows[0].name, "≤", 1.5),
         _memory_bar((n, n)),
     ]
@@ -208,6 +215,9 @@ def _bags(title: str, rows: int, draw: Callable[[], Tensor], rounds: int) -> Cas
     made = {
         name: _made(functools.partial(bag_step, rows, 64, make, batches(), upstream)) for name, make in SPARSE.items()
     }
+    for name in ("RowAdaGrad", "RowMomentum"):
+        make = functools.partial(bag_step, rows, 64, SPARSE[name], batches(), upstream, EmbeddingBag)
+        made[OURS + name] = _made(make)
     made["FBGEMM"] = _made(functools.partial(fbgemm_step, rows, 64, batches(), upstream))
     return _timed(title, made, "torch Adagrad", rows * 64 * 4, rounds)
 

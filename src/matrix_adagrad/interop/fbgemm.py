@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from matrix_adagrad.bags import EmbeddingBag
 from matrix_adagrad.geometry import Row
 from matrix_adagrad.interop.exchange import NOT_THERE, check_kind, load, mean_statistic, refuse, regroup, steps
 from matrix_adagrad.optim import MatrixAdaGrad, RowAdaGrad
@@ -48,7 +49,7 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
             are refused, and so is a weight decay that FBGEMM is given and does not apply.
 
     Returns:
-        A module for each feature, with a copy of its table: an ``nn.EmbeddingBag(sparse=True)`` with the pooling mode,
+        A module for each feature, with a copy of its table: an `EmbeddingBag` (``sparse=True``) with the pooling mode,
         to be called with FBGEMM's indices and offsets, or without pooling an ``nn.Embedding(sparse=True)``. Features of
         one table have the same module. And the optimizer, with a copy of the state.
 
@@ -230,7 +231,7 @@ def _module(weight: Tensor, pooling: PoolingMode) -> Table:
     if pooling == PoolingMode.NONE:
         return nn.Embedding(rows, width, _weight=weight, sparse=True)
     # FBGEMM's offsets have the end of the last bag.
-    return nn.EmbeddingBag(rows, width, _weight=weight, mode=mode, sparse=True, include_last_offset=True)
+    return EmbeddingBag(rows, width, _weight=weight, mode=mode, sparse=True, include_last_offset=True)
 
 
 def _word(value: Any) -> str:

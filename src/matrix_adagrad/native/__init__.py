@@ -9,10 +9,18 @@ import logging
 import struct
 from pathlib import Path
 
-__all__ = ["LIBRARY", "MOVE", "READ", "RULE", "TENSOR_FIELDS", "load", "missing"]
+import torch
+
+__all__ = ["DTYPES", "LIBRARY", "MOST_ROWS", "MOVE", "READ", "RULE", "TENSOR_FIELDS", "load", "missing"]
+
+# The dtypes that the kernels know, and their numbers.
+DTYPES = {dtype: i for i, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16))}
+
+# A table with a sparse gradient has fewer: a row and its place share 64 bits.
+MOST_ROWS = 1 << 32
 
 # The structs `tensor`, with so many fields of 8 bytes, and `rule` of kernels.h.
-TENSOR_FIELDS = 23
+TENSOR_FIELDS = 25
 RULE = "5d4qQ"
 
 # What a step does to its tensors: one of both is asked for where parts of a block lie on other machines.
@@ -54,12 +62,15 @@ def load() -> ctypes.CDLL:
     library.matrix_adagrad_layout.restype = ctypes.c_int64
     if library.matrix_adagrad_layout() != 8 * TENSOR_FIELDS << 32 | struct.calcsize(RULE):
         raise OSError("it is of another version: reinstall")
-    for function, others in ((library.matrix_adagrad_step, [ctypes.c_int64]), (library.matrix_adagrad_sparse_step, [])):
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64, *others]
-        function.restype = ctypes.c_int64
-    library.matrix_adagrad_shrink.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
-        *(ctypes.c_double, ctypes.c_void_p, ctypes.c_int64),
-    ]
-    library.matrix_adagrad_shrink.restype = None
+    pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    signatures = {
+        "step": (number, [pointer, number, ctypes.c_char_p, number, number]),
+        "sparse_room": (number, [pointer, number, number]),
+        "sparse_step": (None, [pointer, number, ctypes.c_char_p, number, pointer]),
+        "sum_bags": (number, [pointer, *[number] * 4, pointer, number, pointer, number, pointer, number]),
+        "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"matrix_adagrad_{name}")
+        function.restype, function.argtypes = result, arguments
     return library

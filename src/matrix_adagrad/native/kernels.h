@@ -44,6 +44,8 @@ typedef struct {
     int64_t members; /* what the sum of squares over a block is divided by */
     void *sums;      /* the sums of squares over the parts of blocks that lie here, laid out like the statistic */
     uint64_t number; /* of the parameter: each draws random numbers of its own */
+    const int64_t *offsets; /* of a sparse gradient by bags: entries from offsets[b] on take row b of the values; or NULL */
+    int64_t bags;
 } tensor;
 
 typedef struct {
@@ -85,8 +87,8 @@ typedef struct {
     void (*penalize)(void *g, const void *x, const settings *s, int64_t n);
     void (*store)(const void *from, void *to, int64_t outer, int64_t inner, const int64_t *places, int64_t rows,
                   int64_t columns, uint64_t seed, int64_t i, int64_t j);
-    void (*gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order, const int64_t *starts,
-                   int64_t rows, int64_t columns, void *to);
+    void (*gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order, int64_t length,
+                   const int64_t *starts, int64_t rows, int64_t columns, void *to);
     void (*add)(void *to, const void *from, int64_t n);
 } arithmetic;
 
@@ -97,6 +99,13 @@ settings begin_step(const tensor *t, const rule *r); /* the rule for this tensor
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/* A row that is worked on soon, for the second cache: it has more lines under way than the first. The CPU goes on by itself. */
+static inline void prefetch_row(const void *row, int64_t bytes)
+{
+    enum { LINE = 64, LINES = 8 };
+    for (int64_t line = 0; line < least(LINES * LINE, bytes); line += LINE)
+        __builtin_prefetch((const char *)row + line, 0, 2);
+}
 static inline void *at(const void *data, int64_t entries, int64_t size) { return (char *)data + entries * size; }
 
 /* What is done to a tile; or to a tensor: a step is both. Where parts of a block lie on other machines, reading hands out

@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#include <stdlib.h>
+#include <stddef.h>
 #include <string.h>
 
 #ifdef _OPENMP
@@ -16,7 +16,12 @@ static int omp_get_thread_num(void) { return 0; }
 
 /* --------------------------------------------------------------------------------------------------------- sorting */
 
-enum { DIGIT = 11, BUCKETS = 1 << DIGIT, ALONE = 1 << 12 }; /* ALONE: what one thread sorts sooner than several */
+enum {
+    DIGIT = 11,
+    BUCKETS = 1 << DIGIT,
+    ALONE = 1 << 12, /* entries that one thread sorts sooner than several */
+    SPAN = 1 << 11,  /* entries, about, that a thread takes at a time */
+};
 
 static int bits_of(int64_t n)
 {
@@ -48,21 +53,21 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
             to[counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++] = from[k];
 }
 
-typedef struct {
-    uint64_t *order; /* row << 32 | its position in the gradient, sorted */
-    int64_t *rows;   /* the rows that are touched, each once */
-    int64_t *starts; /* where they start in `order` */
-    int64_t count;
-} sorted_rows;
-
-static sorted_rows sort(const tensor *t, uint64_t *room, int64_t *counts, int64_t threads)
+/* Of each entry of the gradient, sorted by row: row << 32 | the row of the values that it takes. */
+static const uint64_t *sort(const tensor *t, uint64_t *room, int64_t *counts, int64_t threads)
 {
-    int64_t n = t->touched;
-    uint64_t *from = room, *to = room + n, increasing = 1;
-    for (int64_t k = 0; k < n; k++) {
-        from[k] = (uint64_t)t->index[k] << 32 | (uint64_t)k;
-        increasing &= k == 0 || from[k - 1] <= from[k];
-    }
+    int64_t n = t->touched, share = ceil_div(n, threads);
+    uint64_t *from = room, *to = room + n;
+#pragma omp parallel for num_threads((int)threads) schedule(static)
+    for (int64_t b = 0; b < t->bags; b++)
+        for (int64_t k = t->offsets[b]; k < t->offsets[b + 1]; k++) from[k] = (uint64_t)b;
+    int increasing = 1;
+#pragma omp parallel for num_threads((int)threads) schedule(static, 1) reduction(&& : increasing)
+    for (int64_t c = 0; c < threads; c++)
+        for (int64_t k = least(n, c * share); k < least(n, (c + 1) * share); k++) {
+            from[k] = (uint64_t)t->index[k] << 32 | (t->offsets ? from[k] : (uint64_t)k);
+            increasing = increasing && (k == 0 || t->index[k - 1] <= t->index[k]);
+        }
     int bits = increasing ? 0 : bits_of(t->outer - 1), passes = (int)ceil_div(bits, DIGIT);
     int digit = passes ? (int)ceil_div(bits, passes) : 0;
     for (int p = 0; p < passes; p++) {
@@ -70,28 +75,83 @@ static sorted_rows sort(const tensor *t, uint64_t *room, int64_t *counts, int64_
         uint64_t *sorted = to;
         to = from, from = sorted;
     }
-    sorted_rows s = {from, (int64_t *)room + 2 * n, (int64_t *)room + 3 * n, 0};
-    for (int64_t k = 0; k < n; k++) {
-        int64_t row = (int64_t)(from[k] >> 32);
-        s.rows[s.count] = row; /* overwritten while the same row goes on */
-        s.starts[s.count] = k == 0 || row != (int64_t)(from[k - 1] >> 32) ? k : s.starts[s.count];
-        s.count += k + 1 == n || row != (int64_t)(from[k + 1] >> 32);
-    }
-    s.starts[s.count] = n;
-    return s;
+    return from;
 }
 
-/* --------------------------------------------------------------------------------------------------------- batches */
+/* ---------------------------------------------------------------------------------------------------- touched rows */
 
 typedef struct {
     const tensor *t;
     const settings *s;
     const arithmetic *stored, *f; /* of the table, and of the tiles */
     int staged;                   /* rows of the table are copied to a tile and back */
-    sorted_rows rows;
-    int64_t batch, capacity; /* rows, and entries, of a tile */
-    char *room;              /* of all threads */
+    const uint64_t *order;        /* the gradient's entries, sorted */
+    int64_t batch, capacity;      /* rows, and entries, of a tile */
+    char *room;                   /* of all threads */
 } work;
+
+/* Some touched rows, each once, and where their entries start in `order`. */
+typedef struct {
+    int64_t count, rows[ROWS], starts[ROWS + 1];
+} touched;
+
+/* A walk through the touched rows whose entries lie between two places: the rows that come next are fetched meanwhile. */
+typedef struct {
+    const work *w;
+    int64_t end;
+    int turn;
+    touched rows[2];
+} walk;
+
+static int64_t row_of(uint64_t entry) { return (int64_t)(entry >> 32); }
+
+static void fetch(const array *a, const touched *rows, int64_t columns, int64_t size)
+{
+    for (int64_t k = 0; a->data && k < rows->count; k++) prefetch_row(at(a->data, rows->rows[k] * a->outer, size), columns * size);
+}
+
+/* The next rows, from entry k on. */
+static void take(const walk *v, int64_t k, touched *next)
+{
+    const work *w = v->w;
+    const tensor *t = w->t;
+    next->count = 0;
+    while (k < v->end && next->count < w->batch) {
+        int64_t row = row_of(w->order[k]);
+        next->rows[next->count] = row, next->starts[next->count++] = k;
+        while (k < v->end && row_of(w->order[k]) == row) k++;
+    }
+    next->starts[next->count] = k;
+    fetch(&t->x, next, t->inner, w->stored->size);
+    fetch(&t->average, next, t->inner, w->f->real);
+    if (t->kind == PER_ENTRY || t->kind == PER_OUTER)
+        fetch(&t->statistic, next, t->kind == PER_ENTRY ? t->inner : 1, w->f->real);
+}
+
+/* A row belongs to where its first entry lies. */
+static int64_t where_a_row_starts(const work *w, int64_t k)
+{
+    while (0 < k && k < w->t->touched && row_of(w->order[k]) == row_of(w->order[k - 1])) k++;
+    return k;
+}
+
+static walk start(const work *w, int64_t from, int64_t to)
+{
+    walk v = {.w = w, .end = where_a_row_starts(w, to)};
+    take(&v, where_a_row_starts(w, from), &v.rows[0]);
+    return v;
+}
+
+/* The rows that are next in a walk, or NULL at its end. */
+static const touched *next(walk *v)
+{
+    const touched *now = &v->rows[v->turn];
+    if (!now->count) return NULL;
+    take(v, now->starts[now->count], &v->rows[v->turn = !v->turn]);
+    return now;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- tiles */
 
 enum { G, X, AVERAGE, V, BUFFERS };
 
@@ -100,22 +160,13 @@ static void *buffer(const work *w, int which)
     return at(w->room, (BUFFERS * omp_get_thread_num() + which) * w->capacity, w->f->real);
 }
 
-static void prefetch(const array *a, const int64_t *rows, int64_t n, int64_t columns, int64_t size)
-{
-    enum { LINE = 64, LINES = 8 };
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t line = 0; line < least(LINES, ceil_div(columns * size, LINE)); line++)
-            __builtin_prefetch((char *)at(a->data, rows[k] * a->outer, size) + line * LINE);
-}
-
-/* The touched rows k to k + n, and the sum of the gradient there. */
-static tile open_rows(const work *w, int64_t k, int64_t n)
+/* Rows of the table, and the sum of the gradient there. */
+static tile open_rows(const work *w, const touched *rows)
 {
     const tensor *t = w->t;
-    const int64_t *places = w->rows.rows + k, columns = t->inner;
-    prefetch(&t->x, places, n, columns, w->stored->size);
+    const int64_t *places = rows->rows, columns = t->inner, n = rows->count;
     tile e = {.rows = n, .columns = columns, .sign = w->s->sign, .g = buffer(w, G), .g_row = columns};
-    w->stored->gather(t->g.data, t->g.outer, t->g.inner, w->rows.order, w->rows.starts + k, n, columns, e.g);
+    w->stored->gather(t->g.data, t->g.outer, t->g.inner, w->order, t->touched, rows->starts, n, columns, e.g);
     if (!w->staged) {
         e.x = t->x.data, e.x_row = t->x.outer, e.average = t->average.data, e.average_row = t->average.outer;
         e.v = t->statistic.data, e.v_row = t->statistic.outer, e.places = places;
@@ -133,10 +184,10 @@ static tile open_rows(const work *w, int64_t k, int64_t n)
     return e;
 }
 
-static void close_rows(const work *w, const tile *e, int64_t k, int what)
+static void close_rows(const work *w, const tile *e, const touched *rows, int what)
 {
     const tensor *t = w->t;
-    const int64_t *places = w->rows.rows + k;
+    const int64_t *places = rows->rows;
     if (!w->staged) return;
     if (what & MOVE)
         w->stored->store(e->x, t->x.data, t->x.outer, t->x.inner, places, e->rows, e->columns, w->s->seed, 0, 0);
@@ -152,35 +203,40 @@ static void close_rows(const work *w, const tile *e, int64_t k, int what)
 static void per_row(const work *w, int64_t threads)
 {
     PARALLEL_FOR
-    for (int64_t k = 0; k < w->rows.count; k += w->batch) {
+    for (int64_t k = 0; k < w->t->touched; k += SPAN) {
         double squares[ROWS], scales[ROWS];
-        tile e = open_rows(w, k, least(w->batch, w->rows.count - k));
-        if (w->t->kind == PER_ENTRY) w->f->step_entries(&e, w->s);
-        else {
-            w->f->read_rows(&e, w->s, squares);
-            w->f->scales(w->s, w->t->statistic.data, w->rows.rows + k, squares, scales, e.rows);
-            w->f->move_rows(&e, w->s, scales);
+        const touched *rows;
+        for (walk v = start(w, k, least(w->t->touched, k + SPAN)); (rows = next(&v));) {
+            tile e = open_rows(w, rows);
+            if (w->t->kind == PER_ENTRY) w->f->step_entries(&e, w->s);
+            else {
+                w->f->read_rows(&e, w->s, squares);
+                w->f->scales(w->s, w->t->statistic.data, rows->rows, squares, scales, e.rows);
+                w->f->move_rows(&e, w->s, scales);
+            }
+            close_rows(w, &e, rows, READ | MOVE);
         }
-        close_rows(w, &e, k, READ | MOVE);
     }
 }
 
-/* Scales that all rows share, for a column or for the whole: chunks of rows have sums of their own, added in order. */
+/* Scales that all rows share, for a column or for the whole: chunks of the gradient have sums of their own, added in order. */
 static void per_table(const work *w, int64_t threads, char *sums, int64_t chunks)
 {
     const tensor *t = w->t;
-    int64_t real = w->f->real, width = t->inner, share = ceil_div(ceil_div(w->rows.count, w->batch), chunks) * w->batch;
+    int64_t real = w->f->real, width = t->inner, share = ceil_div(t->touched, chunks);
     memset(sums, 0, (size_t)(chunks * width * real));
     PARALLEL_FOR
-    for (int64_t c = 0; c < chunks; c++)
-        for (int64_t k = c * share; k < least(w->rows.count, (c + 1) * share); k += w->batch) {
-            tile e = open_rows(w, k, least(w->batch, least(w->rows.count, (c + 1) * share) - k));
+    for (int64_t c = 0; c < chunks; c++) {
+        const touched *rows;
+        for (walk v = start(w, least(t->touched, c * share), least(t->touched, (c + 1) * share)); (rows = next(&v));) {
+            tile e = open_rows(w, rows);
             void *level = buffer(w, V);
             memset(level, 0, (size_t)(width * real));
             w->f->read_columns(&e, w->s, level);
             w->f->add(at(sums, c * width, real), level, width);
-            close_rows(w, &e, k, READ);
+            close_rows(w, &e, rows, READ);
         }
+    }
     for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * width, real), width);
     if (t->kind == PER_TENSOR) {
         double sum = 0;
@@ -191,44 +247,66 @@ static void per_table(const work *w, int64_t threads, char *sums, int64_t chunks
         for (int64_t j = 1; j < width; j++) memcpy(at(sums, j, real), sums, (size_t)real);
     } else w->f->scales(w->s, t->statistic.data, NULL, sums, sums, width);
     PARALLEL_FOR
-    for (int64_t k = 0; k < w->rows.count; k += w->batch) {
-        tile e = open_rows(w, k, least(w->batch, w->rows.count - k));
-        w->f->move_columns(&e, w->s, sums);
-        close_rows(w, &e, k, MOVE);
+    for (int64_t k = 0; k < t->touched; k += SPAN) {
+        const touched *rows;
+        for (walk v = start(w, k, least(t->touched, k + SPAN)); (rows = next(&v));) {
+            tile e = open_rows(w, rows);
+            w->f->move_columns(&e, w->s, sums);
+            close_rows(w, &e, rows, MOVE);
+        }
     }
 }
 
-static int64_t step(const tensor *t, const rule *r, int64_t threads)
+/* What is needed besides the tensors, in bytes: entries being sorted and their counts, tiles, and sums by column. */
+typedef struct {
+    int64_t batch, capacity, chunks; /* rows and entries of a tile; chunks of the gradient with sums of their own */
+    int64_t order, counts, tiles, sums;
+} needs;
+
+static needs needs_of(const tensor *t, int64_t threads)
+{
+    int64_t width = most(1, t->inner), real = t->dtype == F64 ? sizeof(double) : sizeof(float);
+    needs n = {.batch = least(ROWS, most(1, TILE / width)), .capacity = most(TILE, width)};
+    n.chunks = most(1, least(ROWS, least(SCRATCH / real / width, ceil_div(t->touched, 4 * n.batch))));
+    n.order = 2 * t->touched * (int64_t)sizeof(uint64_t);
+    n.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
+    n.tiles = threads * BUFFERS * n.capacity * real;
+    n.sums = n.chunks * width * real;
+    return n;
+}
+
+static void step(const tensor *t, const rule *r, int64_t threads, char *room)
 {
     const arithmetic *stored = arithmetic_of(t->dtype), *f = arithmetic_of(t->dtype == F64 ? F64 : F32);
-    int64_t n = t->touched, width = t->inner, capacity = most(TILE, width);
-    int64_t batch = least(ROWS, most(1, TILE / most(1, width)));
-    int64_t chunks = most(1, least(ROWS, least(SCRATCH / f->real / most(1, width), ceil_div(n, 4 * batch))));
-    uint64_t *order = malloc((size_t)(4 * n + 1) * sizeof *order);
-    int64_t *counts = malloc((size_t)threads * BUCKETS * sizeof *counts);
-    char *room = malloc((size_t)(threads * BUFFERS * capacity * f->real));
-    char *sums = malloc((size_t)(chunks * most(1, width) * f->real));
-    int64_t failed = !order || !counts || !room || !sums ? -1 : 0;
-    if (!failed) {
-        settings s = begin_step(t, r);
-        int neighbours = t->x.inner == 1 && (!s.momentum || t->average.inner == 1) &&
-                         (t->kind != PER_ENTRY || t->statistic.inner == 1);
-        int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
-        work w = {t, &s, stored, f, staged, sort(t, order, counts, threads), batch, capacity, room};
-        if (t->kind == PER_INNER || t->kind == PER_TENSOR) per_table(&w, threads, sums, chunks);
-        else per_row(&w, threads);
+    needs n = needs_of(t, threads);
+    char *counts = room + n.order, *tiles = counts + n.counts, *sums = tiles + n.tiles;
+    settings s = begin_step(t, r);
+    int neighbours = t->x.inner == 1 && (!s.momentum || t->average.inner == 1) &&
+                     (t->kind != PER_ENTRY || t->statistic.inner == 1);
+    int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
+    const uint64_t *order = sort(t, (uint64_t *)room, (int64_t *)counts, threads);
+    work w = {t, &s, stored, f, staged, order, n.batch, n.capacity, tiles};
+    if (t->kind == PER_INNER || t->kind == PER_TENSOR) per_table(&w, threads, sums, n.chunks);
+    else per_row(&w, threads);
+}
+
+static int64_t threads_for(const tensor *t, int64_t threads) { return t->touched * t->inner <= SERIAL ? 1 : threads; }
+
+/* The bytes that a step needs besides the tensors. */
+EXPORT int64_t matrix_adagrad_sparse_room(const tensor *tensors, int64_t count, int64_t threads)
+{
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < count; i++) {
+        needs n = needs_of(&tensors[i], threads_for(&tensors[i], threads));
+        bytes = most(bytes, n.order + n.counts + n.tiles + n.sums);
     }
-    free(order), free(counts), free(room), free(sums);
-    return failed;
+    return bytes;
 }
 
 /* One step of every table; whose rows are out of range must not come here. */
-EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads)
+EXPORT void matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, void *room)
 {
-    int64_t failed = 0;
-    for (int64_t i = 0; i < count && !failed; i++)
-        if (tensors[i].touched)
-            failed = step(&tensors[i], r, tensors[i].touched * tensors[i].inner <= SERIAL ? 1 : threads);
+    for (int64_t i = 0; i < count; i++)
+        if (tensors[i].touched) step(&tensors[i], r, threads_for(&tensors[i], threads), room);
         else begin_step(&tensors[i], r);
-    return failed;
 }

@@ -209,27 +209,45 @@ static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner
     }
 }
 
-/* Row k of the result is the sum of the rows of values that `order` (its lower halves) lists from starts[k] on. */
-static void NAME(gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order,
-                              const int64_t *starts, int64_t rows, int64_t columns, void *to)
+/* Columns from j on of the sum of some rows of values, in registers; rows that `order` lists later on are fetched. */
+INLINE void NAME(sum_listed)(const STORED *values, int64_t row, const uint64_t *order, int64_t start, int64_t end,
+                             int64_t length, int64_t soon, REAL *sum, int64_t j, int count, int64_t m)
 {
-    enum { AHEAD = 16, LINE = 64 / sizeof(STORED) };
-#define VALUES(p) ((const STORED *)values + (int64_t)(uint32_t)order[p] * row)
+#define VALUES(p) (values + (int64_t)(uint32_t)order[p] * row + j)
+    REALS sums[8] = {{0}};
+    for (int64_t p = start; p < end; p++) {
+        const STORED *e = VALUES(p);
+        if (p + soon < length) prefetch_row(VALUES(p + soon), count * LANES * (int64_t)sizeof(STORED));
+        for (int c = 0; c < count; c++) sums[c] += NAME(get)(e + c * LANES, m);
+    }
+    for (int c = 0; c < count; c++) NAME(put_real)(sum + j + c * LANES, sums[c], m);
+#undef VALUES
+}
+
+/* Row k of the result is the sum of the rows of values that `order` (its lower halves) lists from starts[k] on; the whole
+   list has this length. */
+static void NAME(gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order, int64_t length,
+                         const int64_t *starts, int64_t rows, int64_t columns, void *to)
+{
+    int64_t soon = most(1, least(32, (1 << 15) / most(1, columns * (int64_t)sizeof(STORED))));
     for (int64_t k = 0; k < rows; k++) {
         REAL *sum = (REAL *)to + k * columns;
-        for (int64_t p = starts[k]; p < starts[k + 1]; p++) {
-            const STORED *e = VALUES(p);
-            if (p + AHEAD < starts[rows])
-                for (int64_t c = 0; c < columns * inner; c += LINE) __builtin_prefetch(VALUES(p + AHEAD) + c);
-            int64_t j = 0;
-            if (inner != 1) {
-                if (p == starts[k]) memset(sum, 0, (size_t)columns * sizeof(REAL));
+        int64_t j = 0;
+        if (inner != 1) {
+            memset(sum, 0, (size_t)columns * sizeof(REAL));
+            for (int64_t p = starts[k]; p < starts[k + 1]; p++, j = 0) {
+                const STORED *e = (const STORED *)values + (int64_t)(uint32_t)order[p] * row;
                 EACH_LANES(columns, PUT_REAL(sum + j, GET_REAL(sum + j) + WIDEN(NAME(pick)(e + j * inner, inner, m))));
-            } else if (p == starts[k]) EACH_LANES(columns, PUT_REAL(sum + j, GET(e + j)));
-            else EACH_LANES(columns, PUT_REAL(sum + j, GET_REAL(sum + j) + GET(e + j)));
+            }
+            continue;
         }
+#define SUM(count, m) NAME(sum_listed)(values, row, order, starts[k], starts[k + 1], length, soon, sum, j, count, m)
+        for (; j + 8 * LANES <= columns; j += 8 * LANES) SUM(8, LANES);
+        if (j + 4 * LANES <= columns) SUM(4, LANES), j += 4 * LANES;
+        for (; j + LANES <= columns; j += LANES) SUM(1, LANES);
+        if (j < columns) SUM(1, columns - j);
+#undef SUM
     }
-#undef VALUES
 }
 
 static const arithmetic NAME(arithmetic) = {

@@ -10,23 +10,21 @@ import functools
 import math
 import struct
 import sys
+import threading
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from matrix_adagrad import native
+from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.geometry import Entry, wide_dtype
 from matrix_adagrad.optim.step.rule import Batch, Rule
 
-# The dtypes in the order of kernels.h, as those of a parameter, its gradient, its statistic and its running average.
-_COVERED = {
-    (dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i
-    for i, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16))
-}
+# The dtypes of a parameter, its gradient, its statistic and its running average.
+_COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
 _PER_OUTER, _PER_INNER, _PER_ENTRY, _PER_TENSOR = range(4)
 _DENSE, _SPARSE, _IN_PARTS, _LONE = range(4)
-_MOST_ROWS = 1 << 32  # of a table with a sparse gradient: a row and its place share 64 bits
 
 
 class NotCoveredError(Exception):
@@ -136,11 +134,13 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
         raise NotCoveredError(_reason(x, g, statistic, average))
     if g.shape != x.shape or (batch.averages and average.shape != x.shape):
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
-    index = touched = 0
+    index = touched = offsets = bags = 0
     if is_sparse:
-        rows, g = g._indices()[0], g._values()
+        rows, starts, g = g.entries() if isinstance(g, BagGradient) else (g._indices()[0], None, g._values())
         index, touched = rows.data_ptr(), rows.numel()
-        if max(x.shape[0], touched) >= _MOST_ROWS or not rows.is_contiguous():
+        if starts is not None:
+            offsets, bags = starts.data_ptr(), len(starts) - 1
+        if max(x.shape[0], touched, bags) >= native.MOST_ROWS or not rows.is_contiguous():
             raise NotCoveredError("there are too many rows in its sparse gradient")
     strides, g_strides = x.stride(), g.stride()
     average_strides = average.stride() if batch.averages else strides
@@ -157,7 +157,7 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
         *(statistic.data_ptr(), v_outer, v_inner),
         *(outer, inner, kind, dtype),
         *(step.data_ptr(), step.dtype is torch.float64, index, touched),
-        *(batch.members[i], 0 if sums is None else sums.data_ptr(), batch.numbers[i]),
+        *(batch.members[i], 0 if sums is None else sums.data_ptr(), batch.numbers[i], offsets, bags),
     )
 
 
@@ -214,13 +214,29 @@ def run(fields: array.array[int], batch: Batch, rule: Rule, what: int = native.R
     at, _ = fields.buffer_info()
     random = rule.stochastic_rounding and any(param.dtype is torch.bfloat16 for param in batch.params)
     torch.autograd.graph.increment_version([*batch.params, *batch.averages, *batch.statistics, *batch.steps])
-    arguments = (at, len(batch.params), _rule(rule, random), torch.get_num_threads())
+    count, threads = len(batch.params), torch.get_num_threads()
     if batch.grads[0].is_sparse:
-        failed = library.matrix_adagrad_sparse_step(*arguments)
-    else:
-        failed = library.matrix_adagrad_step(*arguments, what)
-    if failed:
-        raise MemoryError("no memory was left to sort and sum gradients: the step was not taken, or not for all")
+        room = _room(library.matrix_adagrad_sparse_room(at, count, threads))
+        library.matrix_adagrad_sparse_step(at, count, _rule(rule, random), threads, room.data_ptr())
+    elif library.matrix_adagrad_step(at, count, _rule(rule, random), threads, what):
+        raise MemoryError("no memory was left to sum gradients: the step was not taken")
+
+
+class _Kept(threading.local):
+    room = torch.empty(0, dtype=torch.uint8)
+
+
+_kept, _KEPT_BYTES = _Kept(), 1 << 24
+
+
+def _room(size: int) -> Tensor:
+    """Some bytes to work in; few are kept for the next time, since new ones from the system take long to arrive."""
+    room = _kept.room
+    if room.numel() < size:
+        room = torch.empty(size, dtype=torch.uint8)
+        if size <= _KEPT_BYTES:
+            _kept.room = room
+    return room
 
 
 def compiled(batch: Batch, rule: Rule) -> None:

@@ -1,0 +1,223 @@
+"""The gradient of a table whose rows were summed by bags, as small as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+__all__ = ["BagGradient"]
+
+aten = torch.ops.aten
+
+
+class BagGradient(Tensor):
+    """The sparse gradient of a table, in which all rows of a bag have the same values: those of the bag.
+
+    It stands for the sparse tensor with rows ``index`` and, for those from ``offsets[b]`` to ``offsets[b + 1]``, the
+    values ``values[b]``, which would repeat them for every row: a bag of 20 rows is kept once instead of 20 times. The
+    optimizers of this package take it as it is. To everything else it is a sparse gradient, and becomes that sparse
+    tensor when it is asked for its values. Gradients that are added, or scaled, stay small.
+
+    Args:
+        index: the rows of the table, in any order and any number of times.
+        offsets: where each bag begins in ``index``, and where the last one ends.
+        values: the gradient of each bag's sum.
+        shape: that of the table.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad.bags import BagGradient
+        >>> grad = BagGradient(torch.tensor([3, 0, 3]), torch.tensor([0, 2, 3]), torch.eye(2), (4, 2))
+        >>> grad
+        BagGradient(2 bags with 3 of 4 rows, width 2)
+        >>> grad.to_dense()
+        tensor([[1., 0.],
+                [0., 0.],
+                [0., 0.],
+                [1., 1.]])
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int]) -> BagGradient:
+        self: BagGradient = Tensor._make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
+        self._set(index, offsets, values)
+        return self
+
+    def _set(self, index: Tensor, offsets: Tensor | None, values: Tensor) -> None:
+        self._entries = (index, offsets, values)  # without offsets every row has values of its own
+        self._seen = [(tensor, tensor._version) for tensor in (index, values)]
+
+    def entries(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Index, offsets (None if every row has values of its own) and values.
+
+        Raises:
+            RuntimeError: if others, who have the index or the values too, have written to them since.
+        """
+        for tensor, version in self._seen:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "the indices of an EmbeddingBag, or the gradient of its output, were changed in place after the "
+                    "backward pass, and the table's gradient needs them: step the optimizer before, or change a copy"
+                )
+        return self._entries
+
+    # ----------------------------------------------------------------------------- what is asked of a sparse gradient
+
+    is_sparse = True
+    layout = torch.sparse_coo
+
+    def sparse_dim(self) -> int:
+        """1: rows."""
+        return 1
+
+    def dense_dim(self) -> int:
+        """The dimensions of a row."""
+        return self.dim() - 1
+
+    def is_coalesced(self) -> bool:
+        """Never: rows may be there several times."""
+        return False
+
+    def _nnz(self) -> int:
+        return self._entries[0].numel()
+
+    def _indices(self) -> Tensor:
+        return self.entries()[0][None]
+
+    def _values(self) -> Tensor:
+        """Those of every row; who writes to them changes this gradient."""
+        values = self._spread()
+        self._set(self._entries[0], None, values)
+        del self._seen[1]
+        return values
+
+    def _spread(self) -> Tensor:
+        _, offsets, values = self.entries()
+        return values if offsets is None else values.repeat_interleave(offsets.diff(), 0, output_size=self._nnz())
+
+    def to_sparse(self, *_: Any, **__: Any) -> Tensor:
+        """The sparse tensor that this gradient stands for."""
+        return torch.sparse_coo_tensor(self._indices(), self._spread(), self.shape, check_invariants=False)
+
+    def coalesce(self) -> Tensor:
+        """The same as a sparse tensor with each row once."""
+        return self.to_sparse().coalesce()
+
+    def to_dense(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """The same with all rows."""
+        return self.to_sparse().to_dense(*arguments, **keywords)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        _, offsets, values = self._entries
+        of = f"{len(values)} bags with " if offsets is not None else ""
+        return f"BagGradient({of}{self._nnz()} of {self.shape[0]} rows, width {self.shape[1]})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.to_sparse().__reduce_ex__(protocol)
+
+    # --------------------------------------------------------------------------------------------- torch's operators
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        own = _OWN.get(func)
+        result = NotImplemented if own is None else own(*args, **(kwargs or {}))
+        return _on_sparse(func, args, kwargs or {}) if result is NotImplemented else result
+
+
+def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An operator on the sparse tensors that gradients stand for; one that writes to a gradient is followed by it."""
+    flat, spec = tree_flatten((tuple(args), dict(kwargs)))
+    stands_for = {id(leaf): (leaf, leaf.to_sparse()) for leaf in flat if isinstance(leaf, BagGradient)}
+    args, kwargs = tree_unflatten([stands_for.get(id(leaf), (None, leaf))[1] for leaf in flat], spec)
+    result = func(*args, **kwargs)
+    if func._schema.is_mutable:
+        for gradient, sparse in stands_for.values():
+            gradient._set(sparse._indices()[0], None, sparse._values())
+        is_written = {id(sparse): gradient for gradient, sparse in stands_for.values()}
+        return tree_map(lambda leaf: is_written.get(id(leaf), leaf), result)
+    return result
+
+
+def _with_values(gradient: BagGradient, change: Callable[[Tensor], Tensor]) -> BagGradient:
+    index, offsets, values = gradient.entries()
+    return BagGradient(index, offsets, change(values), gradient.shape)
+
+
+def _share(gradient: BagGradient) -> BagGradient:
+    return _with_values(gradient, lambda values: values)
+
+
+def _clone(gradient: BagGradient, **_: Any) -> BagGradient:
+    index, offsets, values = gradient.entries()
+    return BagGradient(index.clone(), offsets, values.clone(), gradient.shape)
+
+
+def _scaled(func: Any) -> Callable[..., Any]:
+    def scale(gradient: Any, other: Any) -> Any:
+        is_number = not isinstance(other, Tensor) or other.dim() == 0
+        if not (isinstance(gradient, BagGradient) and is_number):
+            return NotImplemented
+        scaled = _with_values(gradient, lambda values: func(values, other))
+        return scaled if scaled.dtype == gradient.dtype else NotImplemented
+
+    return scale
+
+
+def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
+    if not (isinstance(one, BagGradient) and isinstance(other, Tensor) and alpha == 1 and one.dtype == other.dtype):
+        return NotImplemented
+    if not isinstance(other, BagGradient):  # torch adds what is sparse to what is dense, not the other way round
+        return NotImplemented if other.is_sparse else other + one.to_sparse()
+    (index, offsets, values), (more, its_offsets, its_values) = one.entries(), other.entries()
+    if offsets is None or its_offsets is None or one.shape != other.shape:
+        return NotImplemented
+    offsets = torch.cat([offsets, its_offsets[1:] + offsets[-1]])
+    return BagGradient(torch.cat([index, more]), offsets, torch.cat([values, its_values]), one.shape)
+
+
+def _norm(gradient: BagGradient, *arguments: Any, **keywords: Any) -> Any:
+    """Of a vector, which has zeros besides: none changes the norm."""
+    return aten.linalg_vector_norm.default(gradient.coalesce().values(), *arguments, **keywords)
+
+
+def _in_place(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but the first argument becomes the result."""
+
+    def become(gradient: Any, *others: Any, **keywords: Any) -> Any:
+        result = make(gradient, *others, **keywords)
+        if not isinstance(result, BagGradient):
+            return NotImplemented
+        gradient._set(*result.entries())
+        return gradient
+
+    return become
+
+
+_OWN: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: _share,
+    aten.alias.default: _share,
+    aten.clone.default: _clone,
+    aten.add.Tensor: _add,
+    aten.add_.Tensor: _in_place(_add),
+    aten.mul.Tensor: _scaled(torch.mul),
+    aten.mul_.Tensor: _in_place(_scaled(torch.mul)),
+    aten.div.Tensor: _scaled(torch.div),
+    aten.div_.Tensor: _in_place(_scaled(torch.div)),
+    aten.linalg_vector_norm.default: _norm,
+}

@@ -1,0 +1,122 @@
+"""torch's EmbeddingBag, with a native forward pass and a gradient that is not spread out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
+
+from matrix_adagrad import native
+from matrix_adagrad.bags.gradient import BagGradient
+
+__all__ = ["EmbeddingBag"]
+
+
+class EmbeddingBag(nn.EmbeddingBag):
+    r"""`torch.nn.EmbeddingBag`, and faster where it has sparse gradients on a CPU.
+
+    For bags of rows :math:`B_1, B_2, \dots` of a table X the output is :math:`Y_b = \sum_{i \in B_b} X_i`, or the mean.
+    The gradient of X then has the row :math:`\partial f / \partial Y_b` once for every row of bag b. PyTorch writes all
+    of these down; here they are a `BagGradient`, which the optimizers of this package take as it is, so that a training
+    step moves little more memory than the rows that it touches.
+
+    It takes the arguments of PyTorch's module, has its state dict, and gives the same sums to rounding. What is not
+    made faster is left to PyTorch's own code: ``sparse=False``, weights for each sample, ``mode="max"``, ``max_norm``,
+    ``scale_grad_by_freq``, other devices than a CPU, `torch.compile`, and `DistributedDataParallel`, which sends plain
+    sparse gradients.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad import EmbeddingBag, RowAdaGrad
+        >>> bag = EmbeddingBag(1000, 8, mode="sum", sparse=True)
+        >>> optimizer = RowAdaGrad(bag.parameters(), lr=0.1)
+        >>> bag(torch.tensor([[1, 5, 9], [5, 2, 2]])).square().sum().backward()
+        >>> bag.weight.grad
+        BagGradient(2 bags with 6 of 1000 rows, width 8)
+        >>> optimizer.step()
+    """
+
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 (torch's name)
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """The sum, or the mean, of the rows of each bag: see `torch.nn.EmbeddingBag`."""
+        if per_sample_weights is not None or not self._is_covered(input, offsets):
+            return super().forward(input, offsets, per_sample_weights)
+        index, offsets = _lists(input, offsets, self.include_last_offset)
+        if self.padding_idx is not None:
+            index, offsets = _without(self.padding_idx, index, offsets)
+        sums: Tensor = _SumBags.apply(self.weight, index, offsets)  # type: ignore[no-untyped-call]
+        return sums if self.mode == "sum" else sums / offsets.diff().clamp_(min=1)[:, None]
+
+    def _is_covered(self, index: Tensor, offsets: Tensor | None) -> bool:
+        weight = self.weight
+        return (
+            (self.sparse and self.mode != "max" and self.max_norm is None and not self.scale_grad_by_freq)
+            and not (torch.compiler.is_compiling() or torch._C._get_tracing_state())
+            and DistributedDataParallel._get_active_ddp_module() is None
+            and all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in (weight, index))
+            and (weight.dtype in native.DTYPES and weight.stride(1) == 1 and len(weight) < native.MOST_ROWS)
+            and (index.dim() == 2 if offsets is None else index.dim() == 1 and type(offsets) is Tensor)
+            and not (index.is_nested or weight.is_neg() or native.missing())
+        )
+
+
+def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
+    """All rows, and where each bag begins, and the last one ends."""
+    flat = index.reshape(-1).long()
+    if offsets is None:
+        bags, length = index.shape
+        return flat, torch.arange(0, bags * length + 1, length) if length else torch.zeros(bags + 1, dtype=torch.long)
+    if offsets.dim() != 1 or not len(offsets) >= include_last_offset:
+        raise ValueError(f"offsets must be a list of the bags' starts, got a tensor of shape {tuple(offsets.shape)}")
+    offsets = offsets.to("cpu", torch.long)
+    if not include_last_offset:
+        offsets = torch.cat([offsets, torch.tensor([len(flat)])])
+    first, last = offsets[0].item() if len(offsets) > 1 else 0, int(offsets[-1].item())
+    shortest = offsets.diff().min().item() if len(offsets) > 1 else 0
+    if first != 0 or shortest < 0 or last > len(flat):
+        raise ValueError(
+            f"offsets must begin with 0, never fall, and not exceed the {len(flat)} indices: they begin with {first}, "
+            f"the shortest bag has {shortest} rows, and the last ends at {last}"
+        )
+    return flat[:last], offsets
+
+
+def _without(padding: int, index: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    keep = index != padding
+    kept = torch.cat([offsets.new_zeros(1), keep.cumsum(0)])
+    return index[keep], kept[offsets]
+
+
+class _SumBags(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
+        rows, columns = weight.shape
+        bags = len(offsets) - 1
+        out = weight.new_empty(bags, columns)
+        found = native.load().matrix_adagrad_sum_bags(
+            *(weight.data_ptr(), rows, columns, weight.stride(0), native.DTYPES[weight.dtype]),
+            *(index.data_ptr(), len(index), offsets.data_ptr(), bags, out.data_ptr(), torch.get_num_threads()),
+        )
+        if not found:
+            low, high = index.aminmax()
+            raise IndexError(f"the table has {rows} rows, and its bags have rows {low} to {high}")
+        ctx.save_for_backward(index, offsets)
+        ctx.shape = weight.shape
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        index, offsets = ctx.saved_tensors
+        # As torch does where gradients are accumulated: what nobody else has is taken, else it is copied.
+        owners: int = grad._use_count()  # type: ignore[attr-defined]
+        is_ours = owners == 1 and not grad._is_view() and grad.is_contiguous()
+        values = grad if is_ours else grad.clone(memory_format=torch.contiguous_format)
+        return BagGradient(index, offsets, values, ctx.shape), None, None
