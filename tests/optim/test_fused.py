@@ -29,6 +29,7 @@ from tests.optim.batches import (
     rules,
     spread,
     state_of,
+    written,
 )
 from tests.optim.training import assert_bitwise, make_grads, make_params
 
@@ -77,6 +78,34 @@ def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape
     assert_close(ends[0], expected)
     for end in ends[1:]:
         assert_equal(end, ends[0])
+
+
+@pytest.fixture(name="library")
+def _library():
+    yield native.load()
+    native.load().matrix_adagrad_use_at_most(AVX512)
+
+
+ANYWHERE, AVX2, AVX512 = range(3)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES[:4], ids=str)
+@pytest.mark.parametrize("shape", [(37, 100), (300, 64), (9, 5000), (3, 20_000), (50, 1)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("momentum", [False, True])
+def test_the_bits_do_not_depend_on_the_width_of_registers(geometry, shape, dtype, momentum, library):
+    x, g = (spread(shape, seed, dtype) for seed in (0, 1))
+    x.view(-1)[::17] = 0
+    x.view(-1)[5], g.view(-1)[11] = float("nan"), float("inf")
+    rule = a_rule(geometry, betas=(0.9, 0.99) if momentum else None)
+    batch, ends = state_of([x], [g], rule), []
+    for width in (ANYWHERE, AVX2, AVX512):  # where the CPU has it
+        library.matrix_adagrad_use_at_most(width)
+        ends.append(copied(batch))
+        for _ in range(2):
+            fused(ends[-1], rule)
+    for end in ends[1:]:
+        torch.testing.assert_close(written(end), written(ends[0]), rtol=0, atol=0, equal_nan=True)
 
 
 def with_threads(threads, call):

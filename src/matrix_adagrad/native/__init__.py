@@ -68,6 +68,7 @@ def load() -> ctypes.CDLL:
         "sparse_room": (number, [pointer, number, number]),
         "sparse_step": (None, [pointer, number, ctypes.c_char_p, number, pointer]),
         "sum_bags": (number, [pointer, *[number] * 4, pointer, number, pointer, number, pointer, number]),
+        "use_at_most": (None, [number]),
         "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),
     }
     for name, (result, arguments) in signatures.items():

@@ -6,14 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern const arithmetic *const ARITHMETIC_ANYWHERE[DTYPES], *const ARITHMETIC_AVX2[DTYPES];
+extern const arithmetic *const ARITHMETIC_ANYWHERE[DTYPES], *const ARITHMETIC_AVX2[DTYPES],
+    *const ARITHMETIC_AVX512[DTYPES];
+
+enum { ANYWHERE, AVX2, AVX512 };
+static int64_t widest = AVX512;
+
+/* The bits are the same with wider registers and with narrower ones; tests look at both. */
+EXPORT void matrix_adagrad_use_at_most(int64_t width) { widest = width; }
 
 const arithmetic *arithmetic_of(int64_t dtype)
 {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-        return ARITHMETIC_AVX2[dtype];
+#define HAS(feature) __builtin_cpu_supports(feature)
+    if (widest >= AVX2 && HAS("avx2") && HAS("bmi2") && HAS("fma") && HAS("f16c")) {
+        int is_wide = HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl");
+        return (widest >= AVX512 && is_wide ? ARITHMETIC_AVX512 : ARITHMETIC_AVX2)[dtype];
+    }
+#undef HAS
 #endif
     return ARITHMETIC_ANYWHERE[dtype];
 }
@@ -58,6 +68,7 @@ typedef struct {
     int what;                     /* READ, MOVE or both */
     const arithmetic *stored, *f; /* of the entries as they are in memory, and of those in a tile */
     int staged;                   /* tiles are copies, for entries are not neighbours, or not yet what the rule asks for */
+    int at_once;                  /* rows are read and moved in one go */
     int64_t rows, columns;        /* of a tile, at most */
 } work;
 
@@ -76,7 +87,9 @@ static work plan(const tensor *t, const settings *s, int what)
     int64_t columns = most(1, least(t->inner, longest));
     int64_t rows = staged ? least(ROWS, most(1, TILE / columns)) : ROWS;
     if (rows > 4) rows -= rows % 4; /* columns are summed by four rows */
-    return (work){t, s, what, stored, staged ? real : stored, staged, rows, columns};
+    int at_once = t->kind == PER_OUTER && what == (READ | MOVE) && t->inner <= columns;
+    if (at_once && !staged) rows = t->outer;
+    return (work){t, s, what, stored, staged ? real : stored, staged, at_once, rows, columns};
 }
 
 static void load(const arithmetic *f, const array *a, int64_t i, int64_t j, const tile *t, void *to)
@@ -101,6 +114,7 @@ static tile open_tile(const work *w, int64_t i, int64_t rows, int64_t j, int64_t
 {
     const tensor *t = w->t;
     tile e = {.rows = rows, .columns = columns, .sign = w->s->sign};
+    if (t->kind == PER_OUTER) e.v = at(t->statistic.data, i, w->f->real);
     if (!w->staged) {
         e.x = entry(&t->x, i, j, w->f->size), e.x_row = t->x.outer;
         e.g = entry(&t->g, i, j, w->f->size), e.g_row = t->g.outer;
@@ -108,8 +122,8 @@ static tile open_tile(const work *w, int64_t i, int64_t rows, int64_t j, int64_t
         if (t->kind == PER_ENTRY) e.v = entry(&t->statistic, i, j, w->f->real), e.v_row = t->statistic.outer;
         return e;
     }
-    e.x = b->x, e.g = b->g, e.average = b->average, e.v = b->v;
-    e.x_row = e.g_row = e.average_row = e.v_row = columns;
+    e.x = b->x, e.g = b->g, e.average = b->average;
+    e.x_row = e.g_row = e.average_row = columns;
     if (what & MOVE || w->s->l2 != 0) load(w->stored, &t->x, i, j, &e, e.x);
     if (what & READ || !w->s->momentum) {
         load(w->stored, &t->g, i, j, &e, e.g);
@@ -119,7 +133,10 @@ static tile open_tile(const work *w, int64_t i, int64_t rows, int64_t j, int64_t
         }
     }
     if (w->s->momentum) load(w->f, &t->average, i, j, &e, e.average);
-    if (t->kind == PER_ENTRY) load(w->f, &t->statistic, i, j, &e, e.v);
+    if (t->kind == PER_ENTRY) {
+        e.v = b->v, e.v_row = columns;
+        load(w->f, &t->statistic, i, j, &e, e.v);
+    }
     return e;
 }
 
@@ -221,46 +238,44 @@ static double sum_part(const work *w, box b, buffers *room)
     return sum;
 }
 
-/* Tiles, or rows that are longer than one, are first all read and then all moved: long walks through memory are fast, and
-   what was read is still in a cache. Copies of tiles are made once. */
-static void step_rows(const work *w, box b, buffers *room)
+/* Rows that are longer than a tile: each is first read, then moved. */
+static void step_long_rows(const work *w, box b, buffers *room)
+{
+    for (int64_t i = b.i0; w->what & READ && i < b.i1; i++) {
+        double sum = 0;
+        for (int64_t part = 0; part < parts_a_row(w); part++) sum += sum_part(w, part_of_row(w, i, part), room);
+        take_sum(w, i, sum);
+    }
+    for (int64_t i = b.i0; w->what & MOVE && i < b.i1; i++)
+        move_box(w, (box){i, i + 1, b.j0, b.j1}, scale_of(w, i), room);
+}
+
+/* Rows of which one part of the step is asked for. */
+static void step_rows_in_parts(const work *w, box b, buffers *room)
 {
     double squares[ROWS], scales[ROWS];
-    const int64_t real = w->f->real;
-    if (w->t->inner > w->columns) {
-        for (int64_t i = b.i0; w->what & READ && i < b.i1; i++) {
-            double sum = 0;
-            for (int64_t part = 0; part < parts_a_row(w); part++) sum += sum_part(w, part_of_row(w, i, part), room);
-            take_sum(w, i, sum);
+    FOR_TILES(w, b)
+    {
+        tile e = open_tile(w, i, m, j, n, w->what, room);
+        if (w->what & READ) {
+            w->f->read_rows(&e, w->s, squares);
+            take_sums(w, i, squares, scales, m);
+        } else {
+            w->f->scales(w->s, e.v, NULL, NULL, scales, m);
+            w->f->move_rows(&e, w->s, scales);
         }
-        for (int64_t i = b.i0; w->what & MOVE && i < b.i1; i++)
-            move_box(w, (box){i, i + 1, b.j0, b.j1}, scale_of(w, i), room);
-        return;
-    }
-    int at_once = w->staged && w->what == (READ | MOVE);
-    if (w->what & READ) FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, at_once ? READ | MOVE : READ, room);
-        w->f->read_rows(&e, w->s, squares);
-        take_sums(w, i, squares, scales, m);
-        if (at_once) w->f->move_rows(&e, w->s, scales);
-        close_tile(w, &e, i, j, at_once ? READ | MOVE : READ);
-    }
-    if (w->what & MOVE && !at_once) FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, MOVE, room);
-        w->f->scales(w->s, at(w->t->statistic.data, i, real), NULL, NULL, scales, m);
-        w->f->move_rows(&e, w->s, scales);
-        close_tile(w, &e, i, j, MOVE);
+        close_tile(w, &e, i, j, w->what);
     }
 }
 
-static void step_entries(const work *w, box b, buffers *room)
+/* All at once, where a tile holds all entries that share a scale. */
+static void step_tiles(const work *w, box b, buffers *room)
 {
     FOR_TILES(w, b)
     {
         tile e = open_tile(w, i, m, j, n, READ | MOVE, room);
-        w->f->step_entries(&e, w->s);
+        if (w->t->kind == PER_ENTRY) w->f->step_entries(&e, w->s);
+        else w->f->step_rows(&e, w->s);
         close_tile(w, &e, i, j, READ | MOVE);
     }
 }
@@ -321,7 +336,10 @@ static void per_outer(const work *w, int64_t threads)
     PARALLEL_FOR
     for (int64_t i = 0; i < w->t->outer; i += rows) {
         buffers room;
-        step_rows(w, (box){i, least(w->t->outer, i + rows), 0, w->t->inner}, &room);
+        box b = {i, least(w->t->outer, i + rows), 0, w->t->inner};
+        if (w->at_once) step_tiles(w, b, &room);
+        else if (w->t->inner > w->columns) step_long_rows(w, b, &room);
+        else step_rows_in_parts(w, b, &room);
     }
 }
 
@@ -330,7 +348,7 @@ static void per_entry(const work *w, int64_t threads)
     PARALLEL_FOR
     for (int64_t p = 0; p < pieces(w); p++) {
         buffers room;
-        step_entries(w, piece(w, p), &room);
+        step_tiles(w, piece(w, p), &room);
     }
 }
 

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 enum {
+    FEW = 1024,        /* entries of short rows that are read before they are moved */
     ROWS = 64,         /* the most rows whose scales are taken together */
     TILE = 2048,       /* entries of a tile that is copied: a few such buffers stay in the nearest cache */
     LONG = 8 * TILE,   /* entries of a row that are read or moved in one go, where nothing is copied */
@@ -21,6 +22,7 @@ enum {
     PIECES = 64,       /* of a tensor, at least, if they are not too small then */
     LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
     STRIPE = 8192,     /* columns that are summed together */
+    WIDE = 1024,       /* columns whose sums or scales do not stay in the nearest cache */
     SERIAL = 1 << 15,  /* entries up to which one thread is sooner done than several, and safe in a forked process */
     SCRATCH = 1 << 19, /* bytes, at most, for partial sums */
 };
@@ -66,7 +68,7 @@ typedef struct {
 
 /* Some rows of a matrix, or parts of them, whose entries are neighbours in memory. */
 typedef struct {
-    void *x, *g, *average, *v;    /* v: of a scale per entry */
+    void *x, *g, *average, *v;    /* v: of a scale per row, or per entry */
     int64_t x_row, g_row, average_row, v_row; /* from one row to the next */
     const int64_t *places;        /* the rows that x, average and v are taken from; NULL for all in turn */
     int64_t rows, columns;
@@ -80,6 +82,7 @@ typedef struct {
     void (*read_columns)(const tile *t, const settings *s, void *squares); /* the same by column, added to squares */
     void (*move_rows)(const tile *t, const settings *s, const void *scales);
     void (*move_columns)(const tile *t, const settings *s, const void *scales);
+    void (*step_rows)(const tile *t, const settings *s);    /* V and scale of each row between reading and moving it */
     void (*step_entries)(const tile *t, const settings *s);
     void (*scales)(const settings *s, void *v, const int64_t *places, const void *squares, void *scales, int64_t n);
     void (*load)(const void *from, int64_t outer, int64_t inner, const int64_t *places, int64_t rows, int64_t columns,

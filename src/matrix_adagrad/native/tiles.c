@@ -1,6 +1,6 @@
 /* The arithmetic on tiles, in every dtype.
 
-   tiles_avx2.c includes this file too, for CPUs with wider registers: one library runs on both. */
+   tiles_avx2.c and tiles_avx512.c include this file too, for CPUs with wider registers: one library runs on all. */
 
 #include "kernels.h"
 
@@ -44,48 +44,78 @@ INLINE u16x8 to_bf16(f32x8 f) /* to the nearest, ties to even */
     return narrow(EITHER(f != f, 0x7fc00000 + 0 * u, rounded) >> 16);
 }
 
-/* Two entries of bfloat16 to a word: one is its upper half, the other its lower half, shifted. */
-typedef uint32_t pairs __attribute__((vector_size(32), aligned(2), may_alias));
+/* Two entries of bfloat16 to a word: the first is its lower half, shifted, the second its upper half. As many words as a
+   register holds; HALVES of them make 32 entries. */
+#ifdef __AVX512F__
+enum { HALVES = 1 };
+#else
+enum { HALVES = 2 };
+#endif
+typedef float f32xn __attribute__((vector_size(64 / HALVES)));
+typedef uint32_t u32xn __attribute__((vector_size(64 / HALVES)));
+typedef uint32_t pairs __attribute__((vector_size(64 / HALVES), aligned(2), may_alias));
 
-INLINE f32x8 sum_pairs(const uint16_t *g, int64_t n, int64_t *done)
+#define FIRST(u) ((f32xn)((u) << 16))
+#define SECOND(u) ((f32xn)((u) & 0xffff0000u))
+
+INLINE u32xn round_pair(f32xn first, f32xn second) /* to the nearest, ties to even; NaN stays */
 {
-    f32x8 a = {0}, b = {0}, c = {0}, d = {0};
-    int64_t j = 0;
-    for (; j + 32 <= n; j += 32) {
-        u32x8 first = (u32x8) * (const pairs *)(g + j), second = (u32x8) * (const pairs *)(g + j + 16);
-        a += NUMBERS(first << 16) * NUMBERS(first << 16);
-        b += NUMBERS(first & 0xffff0000u) * NUMBERS(first & 0xffff0000u);
-        c += NUMBERS(second << 16) * NUMBERS(second << 16);
-        d += NUMBERS(second & 0xffff0000u) * NUMBERS(second & 0xffff0000u);
-    }
-    *done = j;
-    return (a + c) + (b + d);
+    u32xn a = (u32xn)first, b = (u32xn)second, low = a + 0x7fff + (a >> 16 & 1), high = b + 0x7fff + (b >> 16 & 1);
+    u32xn nan = (u32xn)(first != first), its_nan = (u32xn)(second != second);
+    low = (nan & 0x7fc00000u) | (~nan & low), high = (its_nan & 0x7fc00000u) | (~its_nan & high);
+    return low >> 16 | (high & 0xffff0000u);
 }
 
-#ifdef __AVX2__
-/* x ← shrink · x − scale · g, two entries to a word: one is its upper half, the other its lower half, shifted. */
-INLINE int64_t move_pairs(uint16_t *x, const uint16_t *g, float shrink, float scale, int64_t n)
+/* The same, but where there is neither NaN nor, with wide registers, a tie, in fewer instructions. */
+INLINE u32xn round_pair_fast(f32xn first, f32xn second)
 {
+    u32xn a = (u32xn)first, b = (u32xn)second;
+#if defined(__AVX512F__)
+    u32xn low = a + 0x8000, high = b + 0x8000, tail = 0xffff + 0 * a;
+    __mmask16 rare = _mm512_cmp_ps_mask((__m512)first, (__m512)second, _CMP_UNORD_Q);
+    rare |= _mm512_testn_epi32_mask((__m512i)low, (__m512i)tail) | _mm512_testn_epi32_mask((__m512i)high, (__m512i)tail);
+#elif defined(__AVX2__)
+    u32xn low = a + 0x7fff + (a >> 16 & 1), high = b + 0x7fff + (b >> 16 & 1);
+    int rare = _mm256_movemask_ps(_mm256_cmp_ps((__m256)first, (__m256)second, _CMP_UNORD_Q));
+#else
+    u32xn low = a, high = b;
+    int rare = 1;
+#endif
+    if (__builtin_expect(rare, 0)) return round_pair(first, second);
+    return low >> 16 | (high & 0xffff0000u);
+}
+
+INLINE f32x8 sum_halves(const f32xn *a)
+{
+#ifdef __AVX512F__
+    return (f32x8)_mm512_castps512_ps256((__m512)*a) + (f32x8)_mm512_extractf32x8_ps((__m512)*a, 1);
+#else
+    return a[0] + a[1];
+#endif
+}
+
+/* The pass of tiles.h over the first entries of a row; returns how many. */
+INLINE int64_t pass_pairs(uint16_t *x, const uint16_t *g, const uint16_t *next, float shrink, float scale, int64_t n,
+                          int what, f32x8 *sum)
+{
+    f32xn a[HALVES] = {{0}}, b[HALVES] = {{0}};
     int64_t j = 0;
-    for (; j + 16 <= n; j += 16) {
-        u32x8 xs = (u32x8)_mm256_loadu_si256((const __m256i *)(x + j));
-        u32x8 gs = (u32x8)_mm256_loadu_si256((const __m256i *)(g + j));
-        f32x8 low = NUMBERS(xs << 16) * shrink - scale * NUMBERS(gs << 16);
-        f32x8 high = NUMBERS(xs & 0xffff0000u) * shrink - scale * NUMBERS(gs & 0xffff0000u);
-        if (_mm256_movemask_ps(_mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q))) break; /* NaN: with care */
-        u32x8 down = (BITS(low) + 0x7fff + (BITS(low) >> 16 & 1)) >> 16;
-        u32x8 up = BITS(high) + 0x7fff + (BITS(high) >> 16 & 1);
-        _mm256_storeu_si256((__m256i *)(x + j), _mm256_blend_epi16((__m256i)down, (__m256i)up, 0xaa));
-    }
+    for (; j + 32 <= n; j += 32)
+        for (int h = 0; h < HALVES; h++) {
+            int64_t at = j + h * 16;
+            if (what & READ) {
+                u32xn read = *(const pairs *)(next + at);
+                a[h] += FIRST(read) * FIRST(read), b[h] += SECOND(read) * SECOND(read);
+            }
+            if (what & MOVE) {
+                u32xn xs = *(const pairs *)(x + at), gs = *(const pairs *)(g + at);
+                f32xn first = FIRST(xs) * shrink - scale * FIRST(gs), second = SECOND(xs) * shrink - scale * SECOND(gs);
+                *(pairs *)(x + at) = round_pair_fast(first, second);
+            }
+        }
+    *sum = sum_halves(a) + sum_halves(b);
     return j;
 }
-#else
-INLINE int64_t move_pairs(const void *x, const void *g, float shrink, float scale, int64_t n)
-{
-    (void)x, (void)g, (void)shrink, (void)scale, (void)n;
-    return 0;
-}
-#endif
 
 /* Up or down, so that the mean is f: noise below one unit of the upper half is added, and the lower half is cut off. */
 INLINE u16x8 to_bf16_at_random(f32x8 f, uint32_t place)
@@ -170,8 +200,7 @@ INLINE u16x8 to_f16(f32x8 f) /* to the nearest, ties to even */
 #define WIDEN(e) from_bf16(e)
 #define NARROW(r) to_bf16(r)
 #define NARROW_AT_RANDOM(r, place) to_bf16_at_random(r, place)
-#define SUM_FIRST sum_pairs
-#define MOVE_FIRST move_pairs
+#define PASS_FIRST pass_pairs
 #define NAME(f) f##_bf16
 #define REALS_NAME(f) f##_float
 #include "tiles.h"

@@ -53,13 +53,30 @@ INLINE void NAME(put_real)(REAL *e, REALS r, int64_t m)
 #define GET_REAL(e) NAME(get_real)(e, m)
 #define PUT_REAL(e, r) NAME(put_real)(e, r, m)
 
+/* By pairs: lane l and lane l + LANES / 2, and so on with the half that is left. */
+INLINE REAL NAME(sum)(REALS r)
+{
+    REAL sums[LANES];
+    memcpy(sums, &r, sizeof r);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) sums[l] += sums[l + half];
+    return sums[0];
+}
+
 /* The entries of a row of x, and of what belongs to it, start at the row's place. */
 #define PLACE(k) (t->places ? t->places[k] : (k))
 #define X_ROW(k) ((STORED *)t->x + PLACE(k) * t->x_row)
 #define G_ROW(k) ((const STORED *)t->g + (k) * t->g_row)
 #define AVERAGE_ROW(k) ((REAL *)t->average + PLACE(k) * t->average_row)
 
-/* ------------------------------------------------------------------------------------------------------- reading g */
+/* ------------------------------------------------------------------------------------------------ reading and moving */
+
+/* Made twice, with momentum and without; on copies of what is plainly not written to. */
+#define ON_COPIES(f, numbers)                                                                                            \
+    const tile own = *t;                                                                                                 \
+    const settings rule = *s;                                                                                            \
+    if (s->momentum) NAME(f)(&own, &rule, numbers, 1);                                                                   \
+    else NAME(f)(&own, &rule, numbers, 0)
 
 INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL beta1, REAL join,
                          int momentum, int64_t m)
@@ -69,105 +86,143 @@ INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL beta1,
     return e * e;
 }
 
-/* Lanes add up independently, then in pairs: a fixed order that registers of any width can follow. */
-INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *restrict squares, int momentum)
+INLINE REALS NAME(direction)(const STORED *g, const REAL *average, REAL sign, int momentum, int64_t m)
 {
-    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
-    int64_t n = t->columns;
-    for (int64_t k = 0; k < t->rows; k++) {
-        const STORED *g = G_ROW(k);
-        REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
-        REALS a = {0}, b = {0}, c = {0}, d = {0};
-        int64_t j = 0;
-#define SQUARE(from, m) NAME(square)(g + (from), momentum ? average + (from) : NULL, sign, beta1, join, momentum, m)
-#ifdef SUM_FIRST
-        if (!momentum) a = SUM_FIRST(g, n, &j);
+    if (momentum) return GET_REAL(average);
+    return sign * GET(g);
+}
+
+/* One pass in which row `next` is read, or row k is moved, or both; the sum of squares of what is read. Lanes add up
+   independently, then in pairs: a fixed order that registers of any width can follow. */
+INLINE REAL NAME(pass)(const tile *t, const settings *s, int64_t next, int64_t k, REAL scale, int what, int momentum)
+{
+    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join, shrink = (REAL)s->shrink;
+    const STORED *read = what & READ ? G_ROW(next) : NULL, *g = what & MOVE && !momentum ? G_ROW(k) : NULL;
+    REAL *joined = what & READ && momentum ? AVERAGE_ROW(next) : NULL;
+    const REAL *average = what & MOVE && momentum ? AVERAGE_ROW(k) : NULL;
+    STORED *x = what & MOVE ? X_ROW(k) : NULL;
+    REALS a = {0}, b = {0}, c = {0}, d = {0};
+    int64_t n = t->columns, j = 0;
+    if (!momentum) scale *= sign;
+#define SQUARE(j, m) NAME(square)(read + (j), momentum ? joined + (j) : NULL, sign, beta1, join, momentum, m)
+#define DIRECTION(j, m) NAME(direction)(g + (j), momentum ? average + (j) : NULL, 1, momentum, m)
+#define STEP(j, m) NAME(put)(x + (j), NAME(get)(x + (j), m) * shrink - scale * DIRECTION(j, m), m)
+#ifdef PASS_FIRST
+    if (!momentum) j = PASS_FIRST(x, g, read, shrink, scale, n, what, &a);
 #endif
-        for (; j + 4 * LANES <= n; j += 4 * LANES) {
+    for (; j + 4 * LANES <= n; j += 4 * LANES) {
+        if (what & READ) {
             a += SQUARE(j, LANES), b += SQUARE(j + LANES, LANES);
             c += SQUARE(j + 2 * LANES, LANES), d += SQUARE(j + 3 * LANES, LANES);
         }
-        EACH_LANES(n, a += SQUARE(j, m));
-#undef SQUARE
-        a = (a + c) + (b + d);
-        REAL sums[LANES];
-        memcpy(sums, &a, sizeof a);
-        for (int half = LANES / 2; half; half /= 2)
-            for (int l = 0; l < half; l++) sums[l] += sums[l + half];
-        squares[k] = sums[0];
+        if (what & MOVE) {
+            STEP(j, LANES), STEP(j + LANES, LANES);
+            STEP(j + 2 * LANES, LANES), STEP(j + 3 * LANES, LANES);
+        }
     }
+    if (what & READ) {
+        int64_t rest = j;
+        EACH_LANES(n, a += SQUARE(j, m));
+        j = rest;
+    }
+    if (what & MOVE) EACH_LANES(n, STEP(j, m));
+#undef STEP
+#undef DIRECTION
+#undef SQUARE
+    return NAME(sum)((a + c) + (b + d));
+}
+
+INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *squares, int momentum)
+{
+    for (int64_t k = 0; k < t->rows; k++) squares[k] = NAME(pass)(t, s, k, 0, 0, READ, momentum);
+}
+
+INLINE void NAME(move_rows_as)(const tile *t, const settings *s, const REAL *scales, int momentum)
+{
+    for (int64_t k = 0; k < t->rows; k++) NAME(pass)(t, s, 0, k, scales[k], MOVE, momentum);
+}
+
+/* Long rows: the next one is read while this one moves. These are three even walks through memory, two of them those of SGD,
+   and the third through what was read a row before, which is still in a cache. Of short rows some are read, and then moved:
+   their scales are taken together. */
+INLINE void NAME(step_rows_as)(const tile *t, const settings *s, const void *none, int momentum)
+{
+    (void)none;
+    REAL *v = t->v, scales[ROWS];
+    int64_t k = 0, few = t->columns ? least(ROWS, FEW / t->columns) : ROWS;
+    for (int64_t n; few > 1 && (n = least(few, t->rows - k)); k += n) {
+        for (int64_t i = 0; i < n; i++) scales[i] = NAME(pass)(t, s, k + i, 0, 0, READ, momentum);
+        REALS_NAME(scales)(s, v + k, NULL, scales, scales, n);
+        for (int64_t i = 0; i < n; i++) NAME(pass)(t, s, 0, k + i, scales[i], MOVE, momentum);
+    }
+    if (k == t->rows) return;
+    REAL square = NAME(pass)(t, s, 0, 0, 0, READ, momentum);
+    for (; k + 1 < t->rows; k++)
+        square = NAME(pass)(t, s, k + 1, k, REALS_NAME(next_scale)(s, v + k, square), READ | MOVE, momentum);
+    NAME(pass)(t, s, 0, k, REALS_NAME(next_scale)(s, v + k, square), MOVE, momentum);
 }
 
 static void NAME(read_rows)(const tile *t, const settings *s, void *squares)
 {
-    if (s->momentum) NAME(read_rows_as)(t, s, squares, 1);
-    else NAME(read_rows_as)(t, s, squares, 0);
+    ON_COPIES(read_rows_as, squares);
 }
 
-/* Four rows at a time, so that the sums are fetched and put back once for four entries. */
+static void NAME(move_rows)(const tile *t, const settings *s, const void *scales)
+{
+    ON_COPIES(move_rows_as, scales);
+}
+
+static void NAME(step_rows)(const tile *t, const settings *s)
+{
+    ON_COPIES(step_rows_as, NULL);
+}
+
+/* Sums of four rows at a time are added, and those of eight while the sums are in a register. */
 INLINE void NAME(read_columns_as)(const tile *t, const settings *s, REAL *restrict sums, int momentum)
 {
     REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
-    int64_t n = t->columns;
+    int64_t n = t->columns, k = 0, j;
 #define SQUARE(k) NAME(square)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, beta1, join, momentum, m)
-    int64_t k = 0;
-    for (; k + 4 <= t->rows; k += 4) {
-        int64_t j = 0;
-        EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + ((SQUARE(k) + SQUARE(k + 1)) + (SQUARE(k + 2) + SQUARE(k + 3)))));
-    }
-    for (; k < t->rows; k++) {
-        int64_t j = 0;
-        EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + SQUARE(k)));
-    }
+#define FOUR(k) ((SQUARE(k) + SQUARE((k) + 1)) + (SQUARE((k) + 2) + SQUARE((k) + 3)))
+    for (; k + 8 <= t->rows && n >= WIDE; k += 8)
+        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + FOUR(k) + FOUR(k + 4)));
+    for (; k + 4 <= t->rows; k += 4)
+        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + FOUR(k)));
+    for (; k < t->rows; k++)
+        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + SQUARE(k)));
+#undef FOUR
 #undef SQUARE
 }
 
 static void NAME(read_columns)(const tile *t, const settings *s, void *squares)
 {
-    if (s->momentum) NAME(read_columns_as)(t, s, squares, 1);
-    else NAME(read_columns_as)(t, s, squares, 0);
+    ON_COPIES(read_columns_as, squares);
 }
 
-/* ------------------------------------------------------------------------------------------------------- moving x */
-
-static void NAME(move_rows)(const tile *t, const settings *s, const void *scales)
+/* Where there are too many scales for the nearest cache, each is fetched once for four rows. */
+INLINE void NAME(move_columns_as)(const tile *t, const settings *s, const REAL *restrict scale, int momentum)
 {
     REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
-    int64_t n = t->columns;
-    for (int64_t k = 0; k < t->rows; k++) {
-        STORED *x = X_ROW(k);
-        REAL scale = ((const REAL *)scales)[k];
-        int64_t j = 0;
-        if (s->momentum) {
-            const REAL *d = AVERAGE_ROW(k);
-            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - scale * GET_REAL(d + j)));
-        } else {
-            const STORED *g = G_ROW(k);
-            scale *= sign;
-#ifdef MOVE_FIRST
-            j = MOVE_FIRST(x, g, shrink, scale, n);
-#endif
-            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - scale * GET(g + j)));
-        }
+    int64_t n = t->columns, k = 0, j;
+#define DIRECTION(k) NAME(direction)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, momentum, m)
+#define STEP(k, scales) PUT(X_ROW(k) + j, GET(X_ROW(k) + j) * shrink - (scales) * DIRECTION(k))
+#define STEP_FOUR                                                                                                        \
+    {                                                                                                                    \
+        REALS scales = GET_REAL(scale + j);                                                                              \
+        STEP(k, scales), STEP(k + 1, scales), STEP(k + 2, scales), STEP(k + 3, scales);                                  \
     }
+    for (; k + 4 <= t->rows && n >= WIDE; k += 4)
+        for (j = 0; j < n;) EACH_LANES(n, STEP_FOUR);
+    for (; k < t->rows; k++)
+        for (j = 0; j < n;) EACH_LANES(n, STEP(k, GET_REAL(scale + j)));
+#undef STEP_FOUR
+#undef STEP
+#undef DIRECTION
 }
 
 static void NAME(move_columns)(const tile *t, const settings *s, const void *scales)
 {
-    const REAL *scale = scales;
-    REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
-    int64_t n = t->columns;
-    for (int64_t k = 0; k < t->rows; k++) {
-        STORED *x = X_ROW(k);
-        int64_t j = 0;
-        if (s->momentum) {
-            const REAL *d = AVERAGE_ROW(k);
-            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - GET_REAL(scale + j) * GET_REAL(d + j)));
-        } else {
-            const STORED *g = G_ROW(k);
-            EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - GET_REAL(scale + j) * (sign * GET(g + j))));
-        }
-    }
+    ON_COPIES(move_columns_as, scales);
 }
 
 /* ----------------------------------------------------------------- entries that are not neighbours, or need care */
@@ -257,6 +312,7 @@ static const arithmetic NAME(arithmetic) = {
     .read_columns = NAME(read_columns),
     .move_rows = NAME(move_rows),
     .move_columns = NAME(move_columns),
+    .step_rows = NAME(step_rows),
     .load = NAME(load),
     .store = NAME(store),
     .gather = NAME(gather),
@@ -275,12 +331,12 @@ static const arithmetic NAME(arithmetic) = {
 #undef GET_REAL
 #undef PUT_REAL
 #undef PLACE
+#undef ON_COPIES
 #undef X_ROW
 #undef G_ROW
 #undef AVERAGE_ROW
 #undef STORED
-#undef SUM_FIRST
-#undef MOVE_FIRST
+#undef PASS_FIRST
 #undef REAL
 #undef WIDEN
 #undef NARROW
