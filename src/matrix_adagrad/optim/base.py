@@ -152,28 +152,42 @@ class MatrixOptimizer(StatefulOptimizer):
             for number, group in enumerate(self.param_groups):
                 for is_sparse in (False, True):
                     batch = Batch.empty()
-                    self._init_group(group, is_sparse, *batch[:5])
-                    if not batch.params:
-                        continue
-                    rule = self._rule(group)._replace(seed=self._seed(group, number, batch))
-                    batch.members.extend(rule.members(batch.params))
-                    batch.lone.extend([False] * len(batch.params))
-                    batch.numbers.extend(range(len(batch.params)))
-                    project, then = confine, work
-                    if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
-                        work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
-                    else:
-                        whole, parted = shards().localize(batch, rule.geometry)
-                        work.extend(ways_to_run(whole, rule, group) if whole.params else [])
-                        divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
-                        project, then = shards().confine_shards, after
-                    if group["domain"] is not None:
-                        then.append(functools.partial(project, batch, rule, group["domain"]))
+                    others = self._init_group(group, is_sparse, *batch[:5])
+                    if batch.params:
+                        self._prepare(batch, is_sparse, number, group, work, divided, after)
+                    if not others:
+                        break
             if divided:
                 work = [functools.partial(shards().step_together, divided, work)]
             for run in (*work, *after):
                 run()
         return loss
+
+    def _prepare(
+        self,
+        batch: Batch,
+        is_sparse: bool,
+        number: int,
+        group: dict[str, Any],
+        work: list[Callable[[], None]],
+        divided: list[Divided],
+        after: list[Callable[[], None]],
+    ) -> None:
+        """Put what is to be done for some parameters of a group, which has this number, on the lists."""
+        rule = self._rule(group)._replace(seed=self._seed(group, number, batch))
+        batch.members.extend(rule.members(batch.params))
+        batch.lone.extend([False] * len(batch.params))
+        batch.numbers.extend(range(len(batch.params)))
+        project, then = confine, work
+        if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
+            work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
+        else:
+            whole, parted = shards().localize(batch, rule.geometry)
+            work.extend(ways_to_run(whole, rule, group) if whole.params else [])
+            divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
+            project, then = shards().confine_shards, after
+        if group["domain"] is not None:
+            then.append(functools.partial(project, batch, rule, group["domain"]))
 
     # torch.compile knows this method by name: it runs it as it is and traces what follows.
     def _init_group(
@@ -185,12 +199,18 @@ class MatrixOptimizer(StatefulOptimizer):
         averages: list[Tensor],
         statistics: list[Tensor],
         steps: list[Tensor],
-    ) -> None:
+    ) -> bool:
+        """Fill the lists with the parameters whose gradients are sparse, or dense; whether there are others too."""
+        others = False
         group["geometry"] = as_geometry(group["geometry"])  # users may edit a group
         if group["reduction"] not in ("sum", "mean"):
             check_options(group)
         for i, param in enumerate(group["params"]):
-            if param.grad is None or param.grad.is_sparse != is_sparse:
+            grad = param.grad
+            if grad is None:
+                continue
+            if grad.is_sparse != is_sparse:
+                others = True
                 continue
             if param not in self.state:
                 self._check_new(self._name(group, i), param, group)
@@ -204,11 +224,12 @@ class MatrixOptimizer(StatefulOptimizer):
                     f"and a state of shape {shape}, made for others: make a new optimizer"
                 )
             params.append(param)
-            grads.append(param.grad)
+            grads.append(grad)
             steps.append(state[STEP])
             statistics.append(state[self.STATISTIC])
             if self.AVERAGE is not None:
                 averages.append(state[self.AVERAGE])
+        return others
 
     def _check_sparse(self, i: int, param: Tensor, group: dict[str, Any]) -> None:
         grad, domain, differentiable = param.grad, group["domain"], self.defaults["differentiable"]
