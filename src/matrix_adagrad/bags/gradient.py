@@ -24,9 +24,10 @@ class BagGradient(Tensor):
 
     Args:
         index: the rows of the table, in any order and any number of times.
-        offsets: where each bag begins in ``index``, and where the last one ends.
+        offsets: where each bag begins in ``index``, and where the last one ends; None for values of every row.
         values: the gradient of each bag's sum.
         shape: that of the table.
+        check: whether to look if these belong together, and the table has the rows; else it is taken for granted.
 
     Example:
         >>> import torch
@@ -44,7 +45,11 @@ class BagGradient(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int]) -> BagGradient:
+    def __new__(
+        cls, index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], *, check: bool = True
+    ) -> BagGradient:
+        if check:
+            _check(index, offsets, values, shape)
         self: BagGradient = Tensor._make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
         self._set(index, offsets, values)
         return self
@@ -140,6 +145,24 @@ class BagGradient(Tensor):
         return _on_sparse(func, args, kwargs or {}) if result is NotImplemented else result
 
 
+def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int]) -> None:
+    if len(shape) != 2 or values.dim() != 2 or values.shape[1] != shape[1]:
+        raise ValueError(f"values of shape {tuple(values.shape)} are not of rows of a table of shape {tuple(shape)}")
+    if index.dim() != 1 or index.dtype != torch.int64:
+        raise ValueError(f"index must be a list of int64, got shape {tuple(index.shape)} and dtype {index.dtype}")
+    if offsets is None:
+        offsets = torch.arange(len(index) + 1)
+    if offsets.dtype != torch.int64 or offsets.shape != (len(values) + 1,):
+        raise ValueError(
+            f"offsets must be a list of int64, one more than the {len(values)} bags, got shape {tuple(offsets.shape)} "
+            f"and dtype {offsets.dtype}"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(index) or (offsets.diff() < 0).any():
+        raise ValueError(f"offsets must go from 0 to the {len(index)} entries of the index and never fall")
+    if len(index) and not 0 <= index.min() <= index.max() < shape[0]:
+        raise IndexError(f"the table has {shape[0]} rows, and the index has rows {index.min()} to {index.max()}")
+
+
 def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An operator on the sparse tensors that gradients stand for; one that writes to a gradient is followed by it."""
     flat, spec = tree_flatten((tuple(args), dict(kwargs)))
@@ -156,7 +179,7 @@ def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 def _with_values(gradient: BagGradient, change: Callable[[Tensor], Tensor]) -> BagGradient:
     index, offsets, values = gradient.entries()
-    return BagGradient(index, offsets, change(values), gradient.shape)
+    return BagGradient(index, offsets, change(values), gradient.shape, check=False)
 
 
 def _share(gradient: BagGradient) -> BagGradient:
@@ -165,7 +188,7 @@ def _share(gradient: BagGradient) -> BagGradient:
 
 def _clone(gradient: BagGradient, **_: Any) -> BagGradient:
     index, offsets, values = gradient.entries()
-    return BagGradient(index.clone(), offsets, values.clone(), gradient.shape)
+    return BagGradient(index.clone(), offsets, values.clone(), gradient.shape, check=False)
 
 
 def _scaled(func: Any) -> Callable[..., Any]:
@@ -188,7 +211,7 @@ def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
     if offsets is None or its_offsets is None or one.shape != other.shape:
         return NotImplemented
     offsets = torch.cat([offsets, its_offsets[1:] + offsets[-1]])
-    return BagGradient(torch.cat([index, more]), offsets, torch.cat([values, its_values]), one.shape)
+    return BagGradient(torch.cat([index, more]), offsets, torch.cat([values, its_values]), one.shape, check=False)
 
 
 def _norm(gradient: BagGradient, *arguments: Any, **keywords: Any) -> Any:

@@ -119,4 +119,4 @@ class _SumBags(torch.autograd.Function):
         owners: int = grad._use_count()  # type: ignore[attr-defined]
         is_ours = owners == 1 and not grad._is_view() and grad.is_contiguous()
         values = grad if is_ours else grad.clone(memory_format=torch.contiguous_format)
-        return BagGradient(index, offsets, values, ctx.shape), None, None
+        return BagGradient(index, offsets, values, ctx.shape, check=False), None, None
