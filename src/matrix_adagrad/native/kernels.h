@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 enum {
+    NEAR = 1 << 14,    /* bytes that stay in the nearest cache until they are needed again */
     FEW = 1024,        /* entries of short rows that are read before they are moved */
     ROWS = 64,         /* the most rows whose scales are taken together */
     TILE = 2048,       /* entries of a tile that is copied: a few such buffers stay in the nearest cache */

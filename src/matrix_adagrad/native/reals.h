@@ -9,13 +9,6 @@ INLINE REAL NAME(scale)(REAL v, REAL lr, REAL variance, REAL eps) /* 0 for 0/0, 
     return root == 0 ? 0 : scale;
 }
 
-/* V of one row or column with this sum of squares, and the scale from it. */
-INLINE REAL NAME(next_scale)(const settings *s, REAL *v, REAL square)
-{
-    *v = (REAL)s->keep * *v + (REAL)s->fresh * square;
-    return NAME(scale)(*v, (REAL)s->lr, (REAL)s->variance, (REAL)s->eps);
-}
-
 /* V from sums of squares, unless there are none, and the scales from V. */
 static void NAME(scales)(const settings *s, void *v_, const int64_t *places, const void *squares_, void *scales,
                               int64_t n)

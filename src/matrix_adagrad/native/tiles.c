@@ -94,26 +94,29 @@ INLINE f32x8 sum_halves(const f32xn *a)
 #endif
 }
 
-/* The pass of tiles.h over the first entries of a row; returns how many. */
-INLINE int64_t pass_pairs(uint16_t *x, const uint16_t *g, const uint16_t *next, float shrink, float scale, int64_t n,
-                          int what, f32x8 *sum)
+/* What tiles.h does to a row, for its first entries; returns how many. */
+INLINE int64_t read_pairs(const uint16_t *g, int64_t n, f32x8 *sum)
 {
     f32xn a[HALVES] = {{0}}, b[HALVES] = {{0}};
     int64_t j = 0;
     for (; j + 32 <= n; j += 32)
         for (int h = 0; h < HALVES; h++) {
-            int64_t at = j + h * 16;
-            if (what & READ) {
-                u32xn read = *(const pairs *)(next + at);
-                a[h] += FIRST(read) * FIRST(read), b[h] += SECOND(read) * SECOND(read);
-            }
-            if (what & MOVE) {
-                u32xn xs = *(const pairs *)(x + at), gs = *(const pairs *)(g + at);
-                f32xn first = FIRST(xs) * shrink - scale * FIRST(gs), second = SECOND(xs) * shrink - scale * SECOND(gs);
-                *(pairs *)(x + at) = round_pair_fast(first, second);
-            }
+            u32xn words = *(const pairs *)(g + j + h * 16);
+            a[h] += FIRST(words) * FIRST(words), b[h] += SECOND(words) * SECOND(words);
         }
     *sum = sum_halves(a) + sum_halves(b);
+    return j;
+}
+
+INLINE int64_t move_pairs(uint16_t *x, const uint16_t *g, float shrink, float scale, int64_t n)
+{
+    enum { ENTRIES = 32 / HALVES };
+    int64_t j = 0;
+    for (; j + ENTRIES <= n; j += ENTRIES) {
+        u32xn xs = *(const pairs *)(x + j), gs = *(const pairs *)(g + j);
+        f32xn first = FIRST(xs) * shrink - scale * FIRST(gs), second = SECOND(xs) * shrink - scale * SECOND(gs);
+        *(pairs *)(x + j) = round_pair_fast(first, second);
+    }
     return j;
 }
 
@@ -200,7 +203,8 @@ INLINE u16x8 to_f16(f32x8 f) /* to the nearest, ties to even */
 #define WIDEN(e) from_bf16(e)
 #define NARROW(r) to_bf16(r)
 #define NARROW_AT_RANDOM(r, place) to_bf16_at_random(r, place)
-#define PASS_FIRST pass_pairs
+#define READ_FIRST read_pairs
+#define MOVE_FIRST move_pairs
 #define NAME(f) f##_bf16
 #define REALS_NAME(f) f##_float
 #include "tiles.h"

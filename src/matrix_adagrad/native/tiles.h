@@ -92,74 +92,68 @@ INLINE REALS NAME(direction)(const STORED *g, const REAL *average, REAL sign, in
     return sign * GET(g);
 }
 
-/* One pass in which row `next` is read, or row k is moved, or both; the sum of squares of what is read. Lanes add up
-   independently, then in pairs: a fixed order that registers of any width can follow. */
-INLINE REAL NAME(pass)(const tile *t, const settings *s, int64_t next, int64_t k, REAL scale, int what, int momentum)
+/* Σg² of row k; g joins the average. Lanes add up independently, then in pairs: a fixed order that registers of any width can
+   follow. */
+INLINE REAL NAME(read_row)(const tile *t, const settings *s, int64_t k, int momentum)
 {
-    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join, shrink = (REAL)s->shrink;
-    const STORED *read = what & READ ? G_ROW(next) : NULL, *g = what & MOVE && !momentum ? G_ROW(k) : NULL;
-    REAL *joined = what & READ && momentum ? AVERAGE_ROW(next) : NULL;
-    const REAL *average = what & MOVE && momentum ? AVERAGE_ROW(k) : NULL;
-    STORED *x = what & MOVE ? X_ROW(k) : NULL;
+    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
+    const STORED *g = G_ROW(k);
+    REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
     REALS a = {0}, b = {0}, c = {0}, d = {0};
     int64_t n = t->columns, j = 0;
-    if (!momentum) scale *= sign;
-#define SQUARE(j, m) NAME(square)(read + (j), momentum ? joined + (j) : NULL, sign, beta1, join, momentum, m)
-#define DIRECTION(j, m) NAME(direction)(g + (j), momentum ? average + (j) : NULL, 1, momentum, m)
-#define STEP(j, m) NAME(put)(x + (j), NAME(get)(x + (j), m) * shrink - scale * DIRECTION(j, m), m)
-#ifdef PASS_FIRST
-    if (!momentum) j = PASS_FIRST(x, g, read, shrink, scale, n, what, &a);
+#define SQUARE(j, m) NAME(square)(g + (j), momentum ? average + (j) : NULL, sign, beta1, join, momentum, m)
+#ifdef READ_FIRST
+    if (!momentum) j = READ_FIRST(g, n, &a);
 #endif
     for (; j + 4 * LANES <= n; j += 4 * LANES) {
-        if (what & READ) {
-            a += SQUARE(j, LANES), b += SQUARE(j + LANES, LANES);
-            c += SQUARE(j + 2 * LANES, LANES), d += SQUARE(j + 3 * LANES, LANES);
-        }
-        if (what & MOVE) {
-            STEP(j, LANES), STEP(j + LANES, LANES);
-            STEP(j + 2 * LANES, LANES), STEP(j + 3 * LANES, LANES);
-        }
+        a += SQUARE(j, LANES), b += SQUARE(j + LANES, LANES);
+        c += SQUARE(j + 2 * LANES, LANES), d += SQUARE(j + 3 * LANES, LANES);
     }
-    if (what & READ) {
-        int64_t rest = j;
-        EACH_LANES(n, a += SQUARE(j, m));
-        j = rest;
-    }
-    if (what & MOVE) EACH_LANES(n, STEP(j, m));
-#undef STEP
-#undef DIRECTION
+    EACH_LANES(n, a += SQUARE(j, m));
 #undef SQUARE
     return NAME(sum)((a + c) + (b + d));
 }
 
+INLINE void NAME(move_row)(const tile *t, const settings *s, int64_t k, REAL scale, int momentum)
+{
+    REAL shrink = (REAL)s->shrink;
+    STORED *x = X_ROW(k);
+    const STORED *g = G_ROW(k);
+    const REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
+    int64_t n = t->columns, j = 0;
+    if (!momentum) scale *= (REAL)t->sign;
+#ifdef MOVE_FIRST
+    if (!momentum) j = MOVE_FIRST(x, g, shrink, scale, n);
+#endif
+#define DIRECTION NAME(direction)(g + j, momentum ? average + j : NULL, 1, momentum, m)
+    EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - scale * DIRECTION));
+#undef DIRECTION
+}
+
 INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *squares, int momentum)
 {
-    for (int64_t k = 0; k < t->rows; k++) squares[k] = NAME(pass)(t, s, k, 0, 0, READ, momentum);
+    for (int64_t k = 0; k < t->rows; k++) squares[k] = NAME(read_row)(t, s, k, momentum);
 }
 
 INLINE void NAME(move_rows_as)(const tile *t, const settings *s, const REAL *scales, int momentum)
 {
-    for (int64_t k = 0; k < t->rows; k++) NAME(pass)(t, s, 0, k, scales[k], MOVE, momentum);
+    for (int64_t k = 0; k < t->rows; k++) NAME(move_row)(t, s, k, scales[k], momentum);
 }
 
-/* Long rows: the next one is read while this one moves. These are three even walks through memory, two of them those of SGD,
-   and the third through what was read a row before, which is still in a cache. Of short rows some are read, and then moved:
-   their scales are taken together. */
+/* A row is moved when it has been read: memory is walked through as SGD walks, and the gradient is found in the nearest cache.
+   Of short rows a few are taken together, for a root and a quotient take their time; and of those that are too long for that
+   cache many, for long walks through memory are fast. */
 INLINE void NAME(step_rows_as)(const tile *t, const settings *s, const void *none, int momentum)
 {
     (void)none;
     REAL *v = t->v, scales[ROWS];
-    int64_t k = 0, few = t->columns ? least(ROWS, FEW / t->columns) : ROWS;
-    for (int64_t n; few > 1 && (n = least(few, t->rows - k)); k += n) {
-        for (int64_t i = 0; i < n; i++) scales[i] = NAME(pass)(t, s, k + i, 0, 0, READ, momentum);
+    int64_t columns = most(1, t->columns), bytes = columns * (int64_t)sizeof(STORED);
+    int64_t together = bytes > NEAR ? ROWS : least(ROWS, most(1, FEW / columns));
+    for (int64_t k = 0, n; (n = least(together, t->rows - k)); k += n) {
+        for (int64_t i = 0; i < n; i++) scales[i] = NAME(read_row)(t, s, k + i, momentum);
         REALS_NAME(scales)(s, v + k, NULL, scales, scales, n);
-        for (int64_t i = 0; i < n; i++) NAME(pass)(t, s, 0, k + i, scales[i], MOVE, momentum);
+        for (int64_t i = 0; i < n; i++) NAME(move_row)(t, s, k + i, scales[i], momentum);
     }
-    if (k == t->rows) return;
-    REAL square = NAME(pass)(t, s, 0, 0, 0, READ, momentum);
-    for (; k + 1 < t->rows; k++)
-        square = NAME(pass)(t, s, k + 1, k, REALS_NAME(next_scale)(s, v + k, square), READ | MOVE, momentum);
-    NAME(pass)(t, s, 0, k, REALS_NAME(next_scale)(s, v + k, square), MOVE, momentum);
 }
 
 static void NAME(read_rows)(const tile *t, const settings *s, void *squares)
@@ -336,7 +330,8 @@ static const arithmetic NAME(arithmetic) = {
 #undef G_ROW
 #undef AVERAGE_ROW
 #undef STORED
-#undef PASS_FIRST
+#undef READ_FIRST
+#undef MOVE_FIRST
 #undef REAL
 #undef WIDEN
 #undef NARROW
