@@ -171,14 +171,14 @@ static void NAME(step_rows)(const tile *t, const settings *s)
     ON_COPIES(step_rows_as, NULL);
 }
 
-/* Sums of four rows at a time are added, and those of eight while the sums are in a register. */
+/* Four rows at a time are added to the sums; eight where these are many, and no averages are walked through besides. */
 INLINE void NAME(read_columns_as)(const tile *t, const settings *s, REAL *restrict sums, int momentum)
 {
     REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
     int64_t n = t->columns, k = 0, j;
 #define SQUARE(k) NAME(square)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, beta1, join, momentum, m)
 #define FOUR(k) ((SQUARE(k) + SQUARE((k) + 1)) + (SQUARE((k) + 2) + SQUARE((k) + 3)))
-    for (; k + 8 <= t->rows && n >= WIDE; k += 8)
+    for (; k + 8 <= t->rows && n >= WIDE && !momentum; k += 8)
         for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + FOUR(k) + FOUR(k + 4)));
     for (; k + 4 <= t->rows; k += 4)
         for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + FOUR(k)));
