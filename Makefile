@@ -48,7 +48,7 @@ format: .venv/ready-test ## rewrite the code in the project's style
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: .venv/ready-bench ## time and memory of a step next to its peers (about 5 minutes)
+bench: .venv/ready-bench ## time and memory of a step next to its peers (about 3 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
 	@$(BIN)/matrix-adagrad bench
 	@echo "bench: the memory of steps in the backward pass"

@@ -7,7 +7,7 @@ import torch
 
 from matrix_adagrad.bench.measure import Times, peak_extra_resident_bytes
 from matrix_adagrad.bench.peers import DENSE, Gap
-from matrix_adagrad.bench.run import Case, Row, _bars_of, _zipf
+from matrix_adagrad.bench.run import READING, Case, Row, _bars_of, _zipf
 from matrix_adagrad.cli import main
 
 
@@ -21,7 +21,7 @@ def test_a_quick_run_prints_tables_and_bars_and_writes_its_figures(tmp_path, cap
     assert "gap  some-package: it is not installed" in printed
     report = json.loads((tmp_path / "new" / "folder" / "bench.json").read_text())
     assert report["machine"]["torch"] == torch.__version__
-    assert {row["name"] for row in report["cases"][0]["rows"]} == set(DENSE)
+    assert {row["name"] for row in report["cases"][0]["rows"]} == {*DENSE, READING}
     assert all(row["gap"] or row["median"] > 0 for case in report["cases"] for row in case["rows"])
     assert len(report["bars"]) >= 20
     assert all(list(points.values()) for points in report["sizes"].values())

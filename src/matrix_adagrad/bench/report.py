@@ -70,7 +70,7 @@ def _draw(report: Report, path: Path) -> None:
     )
     left.legend(frameon=False)
     case = report.cases[0]
-    rows = [row for row in case.rows if row.bytes_a_second]
+    rows = [row for row in case.rows if row.bytes_a_second and row.state is not None]
     shares = [(row.bytes_a_second or 0) / 1e9 for row in rows]
     colours = ["tab:gray" if row.name.startswith(("torch", "Torch", "pytorch")) else "tab:blue" for row in rows]
     right.barh([row.name for row in rows][::-1], shares[::-1], color=colours[::-1])

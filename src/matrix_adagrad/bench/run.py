@@ -25,6 +25,7 @@ __all__ = ["Bar", "Case", "Report", "Row", "run"]
 
 LARGE = ("8192 × 8192 matrix", "1,000,000 × 64 table")
 BAG = "EmbeddingBag of 1,000,000 × 64, 4096 bags of 20"
+READING = "reading the gradient, alone"  # a sum, no step: what a second look at the gradient costs
 SMALL = "150 matrices of 256 × 256 and 150 vectors"
 
 
@@ -147,10 +148,10 @@ def _dense(
     params = [Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
     for param in params:
         param.grad = torch.randn_like(param)
-    made: dict[str, Optimizer | str] = {
-        name: _made(functools.partial(peer.make, params)) for name, peer in peers.items()
-    }
-    return _timed(title, made, SGD_FUSED, sum(p.numel() * p.element_size() for p in params), rounds, peers)
+    made: dict[str, Any] = {name: _made(functools.partial(peer.make, params)) for name, peer in peers.items()}
+    made[READING] = lambda: [param.grad.sum() for param in params if param.grad is not None]
+    passes = {READING: 1} | {name: peer.passes for name, peer in peers.items()}
+    return _timed(title, made, SGD_FUSED, sum(p.numel() * p.element_size() for p in params), rounds, passes)
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -171,7 +172,7 @@ def _timed(
     baseline: str,
     size: int,
     rounds: int,
-    peers: dict[str, Peer] | None = None,
+    passes: dict[str, int] | None = None,
 ) -> Case:
     calls = {
         name: one.step if isinstance(one, Optimizer) else one for name, one in made.items() if not isinstance(one, str)
@@ -183,7 +184,7 @@ def _timed(
             rows.append(Row(name, gap=one))
             continue
         ratio, low, high = times[name].ratio_to(times[baseline])
-        moved = size * peers[name].passes / times[name].median if peers else None
+        moved = size * passes[name] / times[name].median if passes else None
         is_optimizer = isinstance(one, Optimizer)
         rows.append(
             Row(

@@ -14,7 +14,7 @@ __all__ = ["add"]
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("bench", help="time and memory of a step next to its peers (about 5 minutes)")
+    parser = commands.add_parser("bench", help="time and memory of a step next to its peers (about 3 minutes)")
     parser.add_argument("--rounds", type=positive, default=15, help="interleaved rounds (default: 15)")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="threads (default: torch's)")
     parser.add_argument(
