@@ -239,6 +239,19 @@ def test_indices_that_were_changed_since_are_found_out_before_anything_moves():
     assert_bitwise([bag.weight], [before])
 
 
+def test_offsets_may_be_used_again_and_rows_that_vanish_are_found_out_before_anything_moves():
+    bag = EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True, include_last_offset=True)
+    optimizer = RowAdaGrad(bag.parameters())
+    index, offsets, before = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), bag.weight.detach().clone()
+    bag(index, offsets).sum().backward()
+    offsets.fill_(10**9)
+    assert bag.weight.grad.to_dense().sum() == 3 * WIDTH
+    index.data.fill_(10**6)  # which torch does not see
+    with pytest.raises(IndexError, match="parameter 0 has 12 rows, and its sparse gradient has rows 1000000 to"):
+        optimizer.step()
+    assert_bitwise([bag.weight], [before])
+
+
 def test_what_was_given_to_backward_may_be_used_again():
     bag = EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True)
     upstream = torch.ones(2, WIDTH)

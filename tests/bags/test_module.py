@@ -66,6 +66,13 @@ def test_bags_of_one_length_come_as_a_matrix():
         close(ours(view), theirs(view), torch.float64)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_lists_may_have_gaps_in_memory(last):
+    index, offsets = torch.randint(ROWS, (20,)), torch.tensor([0, 9, 3, 9, 3, 9, 8, 9, 10, 9])[::2]
+    ours, theirs = pair(mode="sum", dtype=torch.float64, include_last_offset=last)
+    close(ours(index[::2], offsets), theirs(index[::2].contiguous(), offsets.contiguous()), torch.float64)
+
+
 @pytest.mark.parametrize("entrant", TABLE, ids=str)
 def test_every_optimizer_takes_the_steps_that_it_takes_with_torchs_module_to_the_bit(entrant):
     ends = []
@@ -166,6 +173,21 @@ def test_without_kernels_it_is_torchs_module(monkeypatch):
     assert_bitwise([ours(index)], [theirs(index)])
     ours(index).sum().backward()
     assert type(ours.weight.grad) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_functions_are_torchs():
+    ours, theirs = pair(mode="sum")
+    index = torch.randint(ROWS, (6, 5))
+    sums = (lambda w, bag=bag: torch.func.functional_call(bag, {"weight": w}, (index,)) for bag in (ours, theirs))
+    tangent = torch.randn(ROWS, 8)
+    values = [torch.func.vmap(one)(torch.stack([tangent, tangent])) for one in sums]
+    assert_bitwise(*[[value] for value in values])
+
+
+def test_indices_that_are_no_integers_are_refused_by_torch():
+    with pytest.raises(RuntimeError, match="indices"):
+        EmbeddingBag(ROWS, 8, mode="sum", sparse=True)(torch.rand(3, 2))
 
 
 def test_other_devices_are_torchs():

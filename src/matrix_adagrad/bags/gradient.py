@@ -56,7 +56,8 @@ class BagGradient(Tensor):
 
     def _set(self, index: Tensor, offsets: Tensor | None, values: Tensor) -> None:
         self._entries = (index, offsets, values)  # without offsets every row has values of its own
-        self._seen = [(tensor, tensor._version) for tensor in (index, values)]
+        parts = (index, offsets, values)
+        self._seen = {part: tensor._version for part, tensor in enumerate(parts) if tensor is not None}
 
     def entries(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Index, offsets (None if every row has values of its own) and values.
@@ -64,8 +65,9 @@ class BagGradient(Tensor):
         Raises:
             RuntimeError: if others, who have the index or the values too, have written to them since.
         """
-        for tensor, version in self._seen:
-            if tensor._version != version:
+        for part, version in self._seen.items():
+            tensor = self._entries[part]
+            if tensor is not None and tensor._version != version:
                 raise RuntimeError(
                     "the indices of an EmbeddingBag, or the gradient of its output, were changed in place after the "
                     "backward pass, and the table's gradient needs them: step the optimizer before, or change a copy"
@@ -99,7 +101,7 @@ class BagGradient(Tensor):
         """Those of every row; who writes to them changes this gradient."""
         values = self._spread()
         self._set(self._entries[0], None, values)
-        del self._seen[1]
+        del self._seen[2]
         return values
 
     def _spread(self) -> Tensor:

@@ -63,21 +63,22 @@ class EmbeddingBag(nn.EmbeddingBag):
             and all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in (weight, index))
             and (weight.dtype in native.DTYPES and weight.stride(1) == 1 and len(weight) < native.MOST_ROWS)
             and (index.dim() == 2 if offsets is None else index.dim() == 1 and type(offsets) is Tensor)
+            and index.dtype in (torch.int64, torch.int32)
+            and torch._C._functorch.peek_interpreter_stack() is None
             and not (index.is_nested or weight.is_neg() or native.missing())
         )
 
 
 def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
     """All rows, and where each bag begins, and the last one ends."""
-    flat = index.reshape(-1).long()
+    flat = index.reshape(-1).long().contiguous()
     if offsets is None:
         bags, length = index.shape
         return flat, torch.arange(0, bags * length + 1, length) if length else torch.zeros(bags + 1, dtype=torch.long)
     if offsets.dim() != 1 or not len(offsets) >= include_last_offset:
         raise ValueError(f"offsets must be a list of the bags' starts, got a tensor of shape {tuple(offsets.shape)}")
-    offsets = offsets.to("cpu", torch.long)
-    if not include_last_offset:
-        offsets = torch.cat([offsets, torch.tensor([len(flat)])])
+    end = [] if include_last_offset else [len(flat)]
+    offsets = torch.cat([offsets.to("cpu", torch.long), torch.tensor(end, dtype=torch.long)])  # a copy in any case
     first, last = offsets[0].item() if len(offsets) > 1 else 0, int(offsets[-1].item())
     shortest = offsets.diff().min().item() if len(offsets) > 1 else 0
     if first != 0 or shortest < 0 or last > len(flat):

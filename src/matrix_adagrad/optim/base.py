@@ -16,7 +16,6 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import ParamsT
 
-from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.optim.options import check_options, refuse_unknown
@@ -239,7 +238,7 @@ class MatrixOptimizer(StatefulOptimizer):
             reason = "differentiable=True" if differentiable else f"{grad.sparse_dim()} sparse dimensions"
             name = self._name(group, i)
             raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
-        if grad.is_cpu and grad._nnz() and not isinstance(grad, BagGradient):  # whose rows are known to be there
+        if grad.is_cpu and grad._nnz():
             low, high = grad._indices().aminmax()
             if low.item() < 0 or high.item() >= param.shape[0]:
                 name, rows = self._name(group, i), param.shape[0]

@@ -140,8 +140,10 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
         index, touched = rows.data_ptr(), rows.numel()
         if starts is not None:
             offsets, bags = starts.data_ptr(), len(starts) - 1
-        if max(x.shape[0], touched, bags) >= native.MOST_ROWS or not rows.is_contiguous():
+        if max(x.shape[0], touched, bags) >= native.MOST_ROWS:
             raise NotCoveredError("there are too many rows in its sparse gradient")
+        if not (rows.is_contiguous() and (starts is None or starts.is_contiguous())):
+            raise NotCoveredError("the indices of its sparse gradient have gaps in memory")
     strides, g_strides = x.stride(), g.stride()
     average_strides = average.stride() if batch.averages else strides
     shape, blocks = x.shape, statistic.shape
