@@ -200,6 +200,30 @@ def test_a_table_that_is_used_densely_too_has_the_sum_of_both_gradients():
     same_as_torchs_module(train, lambda p: RowAdaGrad(p, lr=0.1))
 
 
+@pytest.mark.parametrize("dense_first", [False, True])
+def test_gradients_of_both_kinds_add_up_over_backward_passes(dense_first):
+    def train(bag, optimizer):
+        losses = [loss_of(bag, 0), bag.weight.square().sum()]
+        for loss in losses[::-1] if dense_first else losses:
+            loss.backward()
+        optimizer.step()
+
+    same_as_torchs_module(train, lambda p: RowAdaGrad(p, lr=0.1))
+
+
+def test_a_gradient_that_a_hook_keeps_is_another_than_the_parameters():
+    kept = []
+
+    def train(bag, optimizer):
+        bag.weight.register_hook(kept.append)
+        for t in range(2):
+            loss_of(bag, t).backward()
+        optimizer.step()
+
+    same_as_torchs_module(train, lambda p: RowAdaGrad(p, lr=0.1))
+    assert kept[0].to_dense().abs().sum() > 0
+
+
 def test_a_gradient_scaler_unscales_it():
     def train(bag, optimizer):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -283,9 +307,34 @@ def test_parts_that_do_not_belong_together_are_refused():
         ((index, offsets[:2], values), ValueError, "offsets must be a list of int64, one more than the 2 bags"),
         ((index, torch.tensor([0, 4, 3]), values), ValueError, "offsets must go from 0 to the 3 entries"),
         ((index, torch.tensor([0, 2, 4]), values), ValueError, "offsets must go from 0 to the 3 entries"),
-        ((index, None, values), ValueError, "offsets must"),
+        ((index, None, values), ValueError, "without offsets each of the 3 rows has values, and there are 2"),
+        ((index.to("meta"), offsets, values), ValueError, "must be on one device"),
         ((index + 9, offsets, values), IndexError, "the table has 12 rows, and the index has rows 9 to 12"),
         ((index - 1, offsets, values), IndexError, "the table has 12 rows, and the index has rows -1 to 2"),
     ):
         with pytest.raises(error, match=message):
             BagGradient(*wrong, (ROWS, WIDTH))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_what_it_cannot_do_is_refused():
+    bag = EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True)
+    bag(torch.tensor([[1, 2]])).square().sum().backward(create_graph=True)
+    with pytest.raises(RuntimeError, match="the gradient of an EmbeddingBag cannot be differentiated"):
+        bag.weight.grad.to_dense()
+    gradient = a_gradient()
+    with pytest.raises(NotImplementedError, match="has no storage"):
+        gradient.share_memory_()
+    with pytest.raises(NotImplementedError, match="has no storage"):
+        gradient.data_ptr()
+
+
+def test_a_gradient_that_is_only_read_stays_small_and_one_that_is_written_to_has_rows_of_its_own():
+    gradient = a_gradient()
+    torch.zeros(ROWS, WIDTH, dtype=torch.float64).add_(gradient)
+    index, offsets, _ = gradient.entries()
+    assert offsets is not None
+    gradient.neg_()
+    dense = gradient.to_dense()
+    index.zero_()
+    assert torch.equal(gradient.to_dense(), dense)

@@ -66,6 +66,29 @@ def test_bags_of_one_length_come_as_a_matrix():
         close(ours(view), theirs(view), torch.float64)
 
 
+def test_a_batch_without_bags_is_a_step_that_moves_nothing():
+    ours, theirs = pair(mode="sum")
+    for rows in ([1, 2, 3], []):
+        index, offsets = torch.tensor(rows, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+        assert_bitwise([ours(index, offsets)], [theirs(index, offsets)])
+        before = ours.weight.detach().clone()
+        ours(index, offsets).sum().backward()
+        RowAdaGrad(ours.parameters()).step()
+        assert_bitwise([ours.weight], [before])
+
+
+def test_the_default_device_does_not_matter_to_what_is_on_the_cpu():
+    ours, theirs = pair(mode="mean")
+    index = torch.randint(ROWS, (6, 5))
+    lists = (index.view(-1), torch.arange(0, 30, 5))
+    with torch.device("meta"):
+        outs = [ours(index), ours(*lists)]
+        outs[0].sum().backward()
+        RowAdaGrad(ours.parameters()).step()
+    close(outs[0], theirs(index), torch.float32)
+    close(outs[1], theirs(index), torch.float32)
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_lists_may_have_gaps_in_memory(last):
     index, offsets = torch.randint(ROWS, (20,)), torch.tensor([0, 9, 3, 9, 3, 9, 8, 9, 10, 9])[::2]
@@ -188,6 +211,8 @@ def test_transforms_of_functions_are_torchs():
 def test_indices_that_are_no_integers_are_refused_by_torch():
     with pytest.raises(RuntimeError, match="indices"):
         EmbeddingBag(ROWS, 8, mode="sum", sparse=True)(torch.rand(3, 2))
+    with pytest.raises(RuntimeError, match="scalar types"):
+        EmbeddingBag(ROWS, 8, mode="sum", sparse=True)(torch.tensor([1, 2]), torch.tensor([0.0, 1.9]))
 
 
 def test_other_devices_are_torchs():
@@ -218,6 +243,13 @@ def test_offsets_that_are_none_are_refused(offsets):
     bag = EmbeddingBag(ROWS, 8, mode="sum", sparse=True)
     with pytest.raises(ValueError, match="offsets must begin with 0, never fall, and not exceed the 4 indices"):
         bag(torch.tensor([1, 2, 3, 4]), torch.tensor(offsets))
+
+
+def test_an_end_that_is_no_start_is_refused():
+    bag = EmbeddingBag(ROWS, 8, mode="sum", sparse=True, include_last_offset=True)
+    for end in (3, -1):
+        with pytest.raises(ValueError, match="offsets must begin with 0"):
+            bag(torch.tensor([1, 2, 3]), torch.tensor([end]))
 
 
 def test_a_list_without_offsets_is_refused_by_torch():

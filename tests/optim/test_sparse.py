@@ -231,3 +231,13 @@ def test_gradients_are_not_written_to():
         before = x.grad._values().clone()
         RowAdaGrad([x], weight_decay=0.1, maximize=True).step()
         assert torch.equal(x.grad._values(), before)
+
+
+def test_the_default_device_does_not_matter():
+    (x,) = make_params(torch.float32, [(ROWS, WIDTH)])
+    x.grad = sparse_grad([1] * 5000, 0, dtype=torch.float32)
+    optimizer = RowAdaGrad([x])
+    optimizer.init_state()
+    with torch.device("meta"):
+        optimizer.step()
+    assert x.isfinite().all()

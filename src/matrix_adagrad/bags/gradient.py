@@ -79,6 +79,14 @@ class BagGradient(Tensor):
     is_sparse = True
     layout = torch.sparse_coo
 
+    def untyped_storage(self) -> Any:
+        """There is none."""
+        raise NotImplementedError("a gradient by bags has no storage: take to_sparse()")
+
+    def data_ptr(self) -> int:
+        """There is no memory of its shape."""
+        return self.untyped_storage()  # type: ignore[no-any-return]
+
     def sparse_dim(self) -> int:
         """1: rows."""
         return 1
@@ -105,6 +113,8 @@ class BagGradient(Tensor):
         return values
 
     def _spread(self) -> Tensor:
+        if self.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("the gradient of an EmbeddingBag cannot be differentiated")
         _, offsets, values = self.entries()
         return values if offsets is None else values.repeat_interleave(offsets.diff(), 0, output_size=self._nnz())
 
@@ -142,6 +152,8 @@ class BagGradient(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):  # what it receives would be lost
+            raise RuntimeError("a BagGradient cannot be sent: send .grad.coalesce(), and set .grad to what comes back")
         own = _OWN.get(func)
         result = NotImplemented if own is None else own(*args, **(kwargs or {}))
         return _on_sparse(func, args, kwargs or {}) if result is NotImplemented else result
@@ -152,8 +164,12 @@ def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequenc
         raise ValueError(f"values of shape {tuple(values.shape)} are not of rows of a table of shape {tuple(shape)}")
     if index.dim() != 1 or index.dtype != torch.int64:
         raise ValueError(f"index must be a list of int64, got shape {tuple(index.shape)} and dtype {index.dtype}")
+    if index.device != values.device or (offsets is not None and offsets.device != values.device):
+        raise ValueError("index, offsets and values must be on one device")
     if offsets is None:
-        offsets = torch.arange(len(index) + 1)
+        if len(values) != len(index):
+            raise ValueError(f"without offsets each of the {len(index)} rows has values, and there are {len(values)}")
+        offsets = torch.arange(len(index) + 1, device=index.device)
     if offsets.dtype != torch.int64 or offsets.shape != (len(values) + 1,):
         raise ValueError(
             f"offsets must be a list of int64, one more than the {len(values)} bags, got shape {tuple(offsets.shape)} "
@@ -171,12 +187,13 @@ def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     stands_for = {id(leaf): (leaf, leaf.to_sparse()) for leaf in flat if isinstance(leaf, BagGradient)}
     args, kwargs = tree_unflatten([stands_for.get(id(leaf), (None, leaf))[1] for leaf in flat], spec)
     result = func(*args, **kwargs)
-    if func._schema.is_mutable:
-        for gradient, sparse in stands_for.values():
-            gradient._set(sparse._indices()[0], None, sparse._values())
-        is_written = {id(sparse): gradient for gradient, sparse in stands_for.values()}
-        return tree_map(lambda leaf: is_written.get(id(leaf), leaf), result)
-    return result
+    aliases = [argument.alias_info for argument in func._schema.arguments]
+    written, _ = tree_flatten([arg for arg, alias in zip(args, aliases, strict=False) if alias and alias.is_write])
+    for gradient, sparse in stands_for.values():
+        if any(sparse is leaf for leaf in written):
+            gradient._set(sparse._indices()[0].clone(), None, sparse._values())
+    of_sparse = {id(sparse): gradient for gradient, sparse in stands_for.values()}
+    return tree_map(lambda leaf: of_sparse.get(id(leaf), leaf), result)
 
 
 def _with_values(gradient: BagGradient, change: Callable[[Tensor], Tensor]) -> BagGradient:
@@ -191,6 +208,10 @@ def _share(gradient: BagGradient) -> BagGradient:
 def _clone(gradient: BagGradient, **_: Any) -> BagGradient:
     index, offsets, values = gradient.entries()
     return BagGradient(index.clone(), offsets, values.clone(), gradient.shape, check=False)
+
+
+def _copy(_: Any, other: Any, *__: Any) -> Any:
+    return _clone(other) if isinstance(other, BagGradient) else NotImplemented
 
 
 def _scaled(func: Any) -> Callable[..., Any]:
@@ -216,9 +237,12 @@ def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
     return BagGradient(torch.cat([index, more]), offsets, torch.cat([values, its_values]), one.shape, check=False)
 
 
-def _norm(gradient: BagGradient, *arguments: Any, **keywords: Any) -> Any:
-    """Of a vector, which has zeros besides: none changes the norm."""
-    return aten.linalg_vector_norm.default(gradient.coalesce().values(), *arguments, **keywords)
+def _norm(gradient: BagGradient, order: Any = 2, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Any:
+    """Of all entries: zeros, of other rows, change no norm of a positive order."""
+    if order <= 0 or dim is not None or keepdim:
+        return aten.linalg_vector_norm.default(gradient.to_dense(), order, dim, keepdim, **keywords)
+    values = gradient.coalesce().values()
+    return aten.linalg_vector_norm.default(values if len(values) else values.new_zeros(1), order, **keywords)
 
 
 def _in_place(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,9 +250,10 @@ def _in_place(make: Callable[..., Any]) -> Callable[..., Any]:
 
     def become(gradient: Any, *others: Any, **keywords: Any) -> Any:
         result = make(gradient, *others, **keywords)
-        if not isinstance(result, BagGradient):
+        if result is NotImplemented or not isinstance(gradient, BagGradient):
             return NotImplemented
-        gradient._set(*result.entries())
+        every_row = torch.arange(len(gradient), device=gradient.device)
+        gradient._set(*(result.entries() if isinstance(result, BagGradient) else (every_row, None, result)))
         return gradient
 
     return become
@@ -238,6 +263,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _share,
     aten.alias.default: _share,
     aten.clone.default: _clone,
+    aten.new_empty_strided.default: lambda gradient, *_, **__: _clone(gradient),  # to be copied to
+    aten.copy_.default: _in_place(_copy),
     aten.add.Tensor: _add,
     aten.add_.Tensor: _in_place(_add),
     aten.mul.Tensor: _scaled(torch.mul),

@@ -25,8 +25,8 @@ class EmbeddingBag(nn.EmbeddingBag):
 
     It takes the arguments of PyTorch's module, has its state dict, and gives the same sums to rounding. What is not
     made faster is left to PyTorch's own code: ``sparse=False``, weights for each sample, ``mode="max"``, ``max_norm``,
-    ``scale_grad_by_freq``, other devices than a CPU, `torch.compile`, and `DistributedDataParallel`, which sends plain
-    sparse gradients.
+    ``scale_grad_by_freq``, other devices than a CPU, `torch.compile`, `torch.func`, and `DistributedDataParallel`,
+    which sends plain sparse gradients. It cannot be scripted (`torch.jit.script`).
 
     Example:
         >>> import torch
@@ -60,27 +60,31 @@ class EmbeddingBag(nn.EmbeddingBag):
             (self.sparse and self.mode != "max" and self.max_norm is None and not self.scale_grad_by_freq)
             and not (torch.compiler.is_compiling() or torch._C._get_tracing_state())
             and DistributedDataParallel._get_active_ddp_module() is None
-            and all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in (weight, index))
-            and (weight.dtype in native.DTYPES and weight.stride(1) == 1 and len(weight) < native.MOST_ROWS)
-            and (index.dim() == 2 if offsets is None else index.dim() == 1 and type(offsets) is Tensor)
-            and index.dtype in (torch.int64, torch.int32)
             and torch._C._functorch.peek_interpreter_stack() is None
-            and not (index.is_nested or weight.is_neg() or native.missing())
+            and (type(weight) in (Tensor, nn.Parameter) and weight.is_cpu and not weight.is_neg())
+            and (weight.dtype in native.DTYPES and weight.stride(1) == 1 and len(weight) < native.MOST_ROWS)
+            and all(_is_list(x) for x in (index, offsets) if x is not None)
+            and index.dim() == (2 if offsets is None else 1)
+            and not native.missing()
         )
 
 
+def _is_list(x: Tensor) -> bool:
+    return type(x) is Tensor and x.is_cpu and x.dtype in (torch.int64, torch.int32) and not x.is_nested
+
+
 def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
-    """All rows, and where each bag begins, and the last one ends."""
+    """All rows, and where each bag begins, and the last one ends; what is user's own is copied, but for the rows."""
     flat = index.reshape(-1).long().contiguous()
     if offsets is None:
         bags, length = index.shape
-        return flat, torch.arange(0, bags * length + 1, length) if length else torch.zeros(bags + 1, dtype=torch.long)
+        return flat, torch.arange(bags + 1, device="cpu") * length
     if offsets.dim() != 1 or not len(offsets) >= include_last_offset:
         raise ValueError(f"offsets must be a list of the bags' starts, got a tensor of shape {tuple(offsets.shape)}")
-    end = [] if include_last_offset else [len(flat)]
-    offsets = torch.cat([offsets.to("cpu", torch.long), torch.tensor(end, dtype=torch.long)])  # a copy in any case
-    first, last = offsets[0].item() if len(offsets) > 1 else 0, int(offsets[-1].item())
-    shortest = offsets.diff().min().item() if len(offsets) > 1 else 0
+    end = [] if include_last_offset else [len(flat) if len(offsets) else 0]
+    offsets = torch.cat([offsets.long(), torch.tensor(end, dtype=torch.long, device="cpu")])
+    first, last = int(offsets[0]), int(offsets[-1])
+    shortest = int(offsets.diff().min()) if len(offsets) > 1 else 0
     if first != 0 or shortest < 0 or last > len(flat):
         raise ValueError(
             f"offsets must begin with 0, never fall, and not exceed the {len(flat)} indices: they begin with {first}, "
@@ -119,5 +123,5 @@ class _SumBags(torch.autograd.Function):
         # As torch does where gradients are accumulated: what nobody else has is taken, else it is copied.
         owners: int = grad._use_count()  # type: ignore[attr-defined]
         is_ours = owners == 1 and not grad._is_view() and grad.is_contiguous()
-        values = grad if is_ours else grad.clone(memory_format=torch.contiguous_format)
+        values = grad.detach() if is_ours else grad.detach().clone(memory_format=torch.contiguous_format)
         return BagGradient(index, offsets, values, ctx.shape, check=False), None, None

@@ -23,14 +23,14 @@ EXPORT int64_t matrix_adagrad_sum_bags(const void *table, int64_t rows, int64_t 
     if (length * columns <= SERIAL) threads = 1;
 #pragma omp parallel for num_threads((int)threads) schedule(dynamic) reduction(&& : found)
     for (int64_t b = 0; b < bags; b += batch) {
-        double tile[TILE];
+        double wide[TILE];
         int64_t count = least(batch, bags - b), start = offsets[b], end = offsets[b + count];
         int known = start == end || largest(index, start, end) < rows;
         found = found && known;
         for (int64_t j = 0, n; n = least(longest, columns - j), known && j < columns; j += n) {
-            void *to = at(out, b * columns + j, stored->size), *sums = stored == real ? to : tile;
+            void *to = at(out, b * columns + j, stored->size), *sums = stored == real ? to : wide;
             stored->gather(at(table, j, stored->size), row, 1, (const uint64_t *)index, length, offsets + b, count, n, sums);
-            if (stored != real) stored->store(tile, to, columns, 1, NULL, count, n, 0, 0, 0);
+            if (stored != real) stored->store(wide, to, columns, 1, NULL, count, n, 0, 0, 0);
         }
     }
     return found;

@@ -128,10 +128,16 @@ static void take(const walk *v, int64_t k, touched *next)
         fetch(&t->statistic, next, t->kind == PER_ENTRY ? t->inner : 1, w->f->real);
 }
 
-/* A row belongs to where its first entry lies. */
+/* The first entry of a row, from k on: a row belongs to where it starts. It may be long, and is not walked through. */
 static int64_t where_a_row_starts(const work *w, int64_t k)
 {
-    while (0 < k && k < w->t->touched && row_of(w->order[k]) == row_of(w->order[k - 1])) k++;
+    if (k == 0 || k == w->t->touched) return k;
+    int64_t row = row_of(w->order[k - 1]), end = w->t->touched;
+    while (k < end) {
+        int64_t middle = k + (end - k) / 2;
+        if (row_of(w->order[middle]) == row) k = middle + 1;
+        else end = middle;
+    }
     return k;
 }
 
@@ -271,7 +277,7 @@ static needs needs_of(const tensor *t, int64_t threads)
     n.order = 2 * t->touched * (int64_t)sizeof(uint64_t);
     n.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
     n.tiles = threads * BUFFERS * n.capacity * real;
-    n.sums = n.chunks * width * real;
+    n.sums = t->kind == PER_INNER || t->kind == PER_TENSOR ? n.chunks * width * real : 0;
     return n;
 }
 

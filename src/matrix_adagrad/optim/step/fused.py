@@ -225,7 +225,7 @@ def run(fields: array.array[int], batch: Batch, rule: Rule, what: int = native.R
 
 
 class _Kept(threading.local):
-    room = torch.empty(0, dtype=torch.uint8)
+    room = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 _kept, _KEPT_BYTES = _Kept(), 1 << 24
@@ -235,7 +235,7 @@ def _room(size: int) -> Tensor:
     """Some bytes to work in; few are kept for the next time, since new ones from the system take long to arrive."""
     room = _kept.room
     if room.numel() < size:
-        room = torch.empty(size, dtype=torch.uint8)
+        room = torch.empty(size, dtype=torch.uint8, device="cpu")  # whatever the default device is
         if size <= _KEPT_BYTES:
             _kept.room = room
     return room
