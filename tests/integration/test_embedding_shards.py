@@ -23,7 +23,7 @@ runpy.run_path({example!r}, run_name="__main__")
 
 def torchrun(ranks, *script):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
 
 
@@ -50,5 +50,5 @@ def test_a_table_that_is_too_large_for_one_process_is_trained_by_two(tmp_path):
     assert alone.returncode != 0
     assert "memory" in alone.stderr.lower()
     together = torchrun(2, script)
-    assert together.returncode == 0, together.stderr
+    assert together.returncode == 0, together.stdout + together.stderr
     assert "step   49" in together.stdout

@@ -55,9 +55,8 @@ class BagGradient(Tensor):
         return self
 
     def _set(self, index: Tensor, offsets: Tensor | None, values: Tensor) -> None:
-        self._entries = (index, offsets, values)  # without offsets every row has values of its own
-        parts = (index, offsets, values)
-        self._seen = {part: tensor._version for part, tensor in enumerate(parts) if tensor is not None}
+        self._entries = index, offsets, values
+        self._seen = {part: tensor._version for part, tensor in enumerate(self._entries) if tensor is not None}
 
     def entries(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Index, offsets (None if every row has values of its own) and values.
@@ -252,8 +251,10 @@ def _in_place(make: Callable[..., Any]) -> Callable[..., Any]:
         result = make(gradient, *others, **keywords)
         if result is NotImplemented or not isinstance(gradient, BagGradient):
             return NotImplemented
-        every_row = torch.arange(len(gradient), device=gradient.device)
-        gradient._set(*(result.entries() if isinstance(result, BagGradient) else (every_row, None, result)))
+        if isinstance(result, BagGradient):
+            gradient._set(*result.entries())
+        else:  # dense: every row has values
+            gradient._set(torch.arange(len(gradient), device=gradient.device), None, result)
         return gradient
 
     return become
