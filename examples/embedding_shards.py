@@ -5,6 +5,7 @@
 One process and many print the same losses; no process ever holds a whole table. Needs torchrec and fbgemm-gpu-cpu.
 """
 
+import gc
 import os
 import resource
 
@@ -63,17 +64,16 @@ def main() -> None:
         loss = nn.functional.binary_cross_entropy_with_logits(model(features), clicked)
         loss.backward()  # the mean over this part of the batch: TorchRec takes that over processes
         optimizer.step()
-        mean = loss.detach() / world
-        dist.all_reduce(mean)
+        dist.all_reduce(mean := loss.detach() / world)
         if rank == 0 and (step % 10 == 0 or step == STEPS - 1):
             print(f"step {step:4}  loss {mean:.5f}", flush=True)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     state = sum(own["sum"].nbytes for own in optimizer.state.values())
     dist.all_gather_object(held := [""] * world, f"{state:,} bytes of state, peak {peak} MiB")
-    if rank == 0:
-        print(*(f"rank {i} of {world}: {words}" for i, words in enumerate(held)), sep="\n")
+    print("".join(f"rank {i} of {world}: {words}\n" for i, words in enumerate(held) if rank == 0), end="")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # what still holds the process group: its threads must not outlive the interpreter
