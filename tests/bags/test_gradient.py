@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, SparseAdam
 
@@ -338,3 +339,12 @@ def test_a_gradient_that_is_only_read_stays_small_and_one_that_is_written_to_has
     dense = gradient.to_dense()
     index.zero_()
     assert torch.equal(gradient.to_dense(), dense)
+
+
+def test_it_cannot_be_sent_for_what_came_back_would_be_lost():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="a BagGradient cannot be sent"):
+            dist.all_reduce(a_gradient())
+    finally:
+        dist.destroy_process_group()
