@@ -86,7 +86,6 @@ static work plan(const tensor *t, const settings *s, int what)
     int64_t longest = !staged ? (by_column ? STRIPE : LONG) : t->kind == PER_INNER ? TILE / 4 : TILE;
     int64_t columns = most(1, least(t->inner, longest));
     int64_t rows = staged ? least(ROWS, most(1, TILE / columns)) : ROWS;
-    if (rows > 4) rows -= rows % 4; /* columns are summed by four rows */
     int at_once = t->kind == PER_OUTER && what == (READ | MOVE) && t->inner <= columns;
     if (at_once && !staged) rows = t->outer;
     return (work){t, s, what, stored, staged ? real : stored, staged, at_once, rows, columns};

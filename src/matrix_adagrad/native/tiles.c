@@ -85,6 +85,19 @@ INLINE u32xn round_pair_fast(f32xn first, f32xn second)
     return low >> 16 | (high & 0xffff0000u);
 }
 
+/* What tiles.h does to a block of 32 entries. */
+typedef struct {
+    f32xn first[HALVES], second[HALVES];
+} pair_sums;
+
+INLINE void read_pairs(const uint16_t *g, pair_sums *sums)
+{
+    for (int h = 0; h < HALVES; h++) {
+        u32xn words = *(const pairs *)(g + h * 32 / HALVES);
+        sums->first[h] += FIRST(words) * FIRST(words), sums->second[h] += SECOND(words) * SECOND(words);
+    }
+}
+
 INLINE f32x8 sum_halves(const f32xn *a)
 {
 #ifdef __AVX512F__
@@ -94,30 +107,13 @@ INLINE f32x8 sum_halves(const f32xn *a)
 #endif
 }
 
-/* What tiles.h does to a row, for its first entries; returns how many. */
-INLINE int64_t read_pairs(const uint16_t *g, int64_t n, f32x8 *sum)
+INLINE void move_pairs(uint16_t *x, const uint16_t *g, float shrink, float scale)
 {
-    f32xn a[HALVES] = {{0}}, b[HALVES] = {{0}};
-    int64_t j = 0;
-    for (; j + 32 <= n; j += 32)
-        for (int h = 0; h < HALVES; h++) {
-            u32xn words = *(const pairs *)(g + j + h * 16);
-            a[h] += FIRST(words) * FIRST(words), b[h] += SECOND(words) * SECOND(words);
-        }
-    *sum = sum_halves(a) + sum_halves(b);
-    return j;
-}
-
-INLINE int64_t move_pairs(uint16_t *x, const uint16_t *g, float shrink, float scale, int64_t n)
-{
-    enum { ENTRIES = 32 / HALVES };
-    int64_t j = 0;
-    for (; j + ENTRIES <= n; j += ENTRIES) {
-        u32xn xs = *(const pairs *)(x + j), gs = *(const pairs *)(g + j);
+    for (int h = 0; h < HALVES; h++, x += 32 / HALVES, g += 32 / HALVES) {
+        u32xn xs = *(const pairs *)x, gs = *(const pairs *)g;
         f32xn first = FIRST(xs) * shrink - scale * FIRST(gs), second = SECOND(xs) * shrink - scale * SECOND(gs);
-        *(pairs *)(x + j) = round_pair_fast(first, second);
+        *(pairs *)x = round_pair_fast(first, second);
     }
-    return j;
 }
 
 /* Up or down, so that the mean is f: noise below one unit of the upper half is added, and the lower half is cut off. */
@@ -203,8 +199,7 @@ INLINE u16x8 to_f16(f32x8 f) /* to the nearest, ties to even */
 #define WIDEN(e) from_bf16(e)
 #define NARROW(r) to_bf16(r)
 #define NARROW_AT_RANDOM(r, place) to_bf16_at_random(r, place)
-#define READ_FIRST read_pairs
-#define MOVE_FIRST move_pairs
+#define PAIRS
 #define NAME(f) f##_bf16
 #define REALS_NAME(f) f##_float
 #include "tiles.h"

@@ -92,67 +92,115 @@ INLINE REALS NAME(direction)(const STORED *g, const REAL *average, REAL sign, in
     return sign * GET(g);
 }
 
-/* Σg² of row k; g joins the average. Lanes add up independently, then in pairs: a fixed order that registers of any width can
-   follow. */
-INLINE REAL NAME(read_row)(const tile *t, const settings *s, int64_t k, int momentum)
+/* Rows from row k on, `together` of them, are walked through side by side. */
+typedef struct {
+    STORED *x;
+    const STORED *g;
+    REAL *average;
+} NAME(row);
+
+INLINE void NAME(find)(const tile *t, int64_t k, int together, NAME(row) *rows, int momentum)
 {
-    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
-    const STORED *g = G_ROW(k);
-    REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
-    REALS a = {0}, b = {0}, c = {0}, d = {0};
-    int64_t n = t->columns, j = 0;
-#define SQUARE(j, m) NAME(square)(g + (j), momentum ? average + (j) : NULL, sign, beta1, join, momentum, m)
-#ifdef READ_FIRST
-    if (!momentum) j = READ_FIRST(g, n, &a);
-#endif
-    for (; j + 4 * LANES <= n; j += 4 * LANES) {
-        a += SQUARE(j, LANES), b += SQUARE(j + LANES, LANES);
-        c += SQUARE(j + 2 * LANES, LANES), d += SQUARE(j + 3 * LANES, LANES);
-    }
-    EACH_LANES(n, a += SQUARE(j, m));
-#undef SQUARE
-    return NAME(sum)((a + c) + (b + d));
+    for (int i = 0; i < together; i++)
+        rows[i] = (NAME(row)){X_ROW(k + i), G_ROW(k + i), momentum ? AVERAGE_ROW(k + i) : NULL};
 }
 
-INLINE void NAME(move_row)(const tile *t, const settings *s, int64_t k, REAL scale, int momentum)
+#define BLOCK (4 * LANES)
+#define EACH_BLOCK(work)                                                                                                 \
+    for (; j + BLOCK <= n; j += BLOCK)                                                                                   \
+        for (int i = 0; i < together; i++) {                                                                             \
+            NAME(row) r = rows[i];                                                                                       \
+            work;                                                                                                        \
+        }
+
+/* Of rows side by side memory is asked for what is worked on soon: further on in the row, or where the walk goes on `then`.
+   Each in its turn: a compiler would ask for those of all rows at once, and the memory take longer. */
+#define SOON (AHEAD / (int64_t)sizeof(STORED))
+#define FETCH(row, then)                                                                                                 \
+    if (together > 1) {                                                                                                  \
+        prefetch_row(j + SOON < n ? (row) + j + SOON : (then) + j + SOON - n, BLOCK * sizeof *(row));                    \
+        __asm__ volatile("" ::: "memory");                                                                               \
+    }
+
+/* Σg² of each row; g joins the average. Lanes add up independently, then in pairs: a fixed order that registers of any width
+   can follow. */
+INLINE void NAME(read)(const tile *t, const settings *s, int64_t k, int together, REAL *squares, int momentum)
 {
-    REAL shrink = (REAL)s->shrink;
-    STORED *x = X_ROW(k);
-    const STORED *g = G_ROW(k);
-    const REAL *average = momentum ? AVERAGE_ROW(k) : NULL;
+    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
+    NAME(row) rows[TOGETHER];
+    REALS sums[TOGETHER][4] = {{{0}}};
     int64_t n = t->columns, j = 0;
-    if (!momentum) scale *= (REAL)t->sign;
-#ifdef MOVE_FIRST
-    if (!momentum) j = MOVE_FIRST(x, g, shrink, scale, n);
+    NAME(find)(t, k, together, rows, momentum);
+#ifdef PAIRS
+    if (!momentum) {
+        pair_sums by_pairs[TOGETHER] = {{.first = {{0}}}};
+        EACH_BLOCK(FETCH(r.g, r.x) read_pairs(r.g + j, &by_pairs[i]));
+        for (int i = 0; i < together; i++) sums[i][0] = sum_halves(by_pairs[i].first) + sum_halves(by_pairs[i].second);
+    }
 #endif
-#define DIRECTION NAME(direction)(g + j, momentum ? average + j : NULL, 1, momentum, m)
-    EACH_LANES(n, PUT(x + j, GET(x + j) * shrink - scale * DIRECTION));
+#define SQUARE(j, m) NAME(square)(r.g + (j), momentum ? r.average + (j) : NULL, sign, beta1, join, momentum, m)
+#define ADD_SQUARES for (int l = 0; l < 4; l++) sums[i][l] += SQUARE(j + l * LANES, LANES)
+    if (momentum) EACH_BLOCK(FETCH(r.g, r.x) FETCH(r.average, r.average) ADD_SQUARES)
+    else EACH_BLOCK(FETCH(r.g, r.x) ADD_SQUARES)
+    for (int64_t i = 0, first = j; i < together; i++, j = first) {
+        NAME(row) r = rows[i];
+        EACH_LANES(n, sums[i][0] += SQUARE(j, m));
+        squares[i] = NAME(sum)((sums[i][0] + sums[i][2]) + (sums[i][1] + sums[i][3]));
+    }
+#undef ADD_SQUARES
+#undef SQUARE
+}
+
+INLINE void NAME(move)(const tile *t, const settings *s, int64_t k, int together, const REAL *scales, int momentum)
+{
+    REAL shrink = (REAL)s->shrink, scale[TOGETHER];
+    NAME(row) rows[TOGETHER];
+    int64_t n = t->columns, j = 0, next = together * t->g_row;
+    NAME(find)(t, k, together, rows, momentum);
+    for (int i = 0; i < together; i++) scale[i] = momentum ? scales[i] : scales[i] * (REAL)t->sign;
+#ifdef PAIRS
+    if (!momentum) EACH_BLOCK(FETCH(r.x, r.g + next) move_pairs(r.x + j, r.g + j, shrink, scale[i]))
+#endif
+#define DIRECTION(j, m) NAME(direction)(r.g + (j), momentum ? r.average + (j) : NULL, 1, momentum, m)
+#define STEP(j, m) NAME(put)(r.x + (j), NAME(get)(r.x + (j), m) * shrink - scale[i] * DIRECTION(j, m), m)
+    EACH_BLOCK(FETCH(r.x, r.g + next) for (int l = 0; l < 4; l++) STEP(j + l * LANES, LANES))
+    for (int64_t i = 0, first = j; i < together; i++, j = first) {
+        NAME(row) r = rows[i];
+        EACH_LANES(n, STEP(j, m));
+    }
+#undef STEP
 #undef DIRECTION
 }
 
 INLINE void NAME(read_rows_as)(const tile *t, const settings *s, REAL *squares, int momentum)
 {
-    for (int64_t k = 0; k < t->rows; k++) squares[k] = NAME(read_row)(t, s, k, momentum);
+    for (int64_t k = 0; k < t->rows; k++) NAME(read)(t, s, k, 1, squares + k, momentum);
 }
 
 INLINE void NAME(move_rows_as)(const tile *t, const settings *s, const REAL *scales, int momentum)
 {
-    for (int64_t k = 0; k < t->rows; k++) NAME(move_row)(t, s, k, scales[k], momentum);
+    for (int64_t k = 0; k < t->rows; k++) NAME(move)(t, s, k, 1, scales + k, momentum);
 }
 
 /* A row is moved when it has been read: memory is walked through as SGD walks, and the gradient is found in the nearest cache.
-   Of short rows a few are taken together, for a root and a quotient take their time; and of those that are too long for that
-   cache many, for long walks through memory are fast. */
+   Of short rows a few are taken together, for a root and a quotient take their time. Those that are too long for that cache
+   are taken side by side, for memory is faster at several places than at one. */
 INLINE void NAME(step_rows_as)(const tile *t, const settings *s, const void *none, int momentum)
 {
     (void)none;
     REAL *v = t->v, scales[ROWS];
-    int64_t columns = most(1, t->columns), bytes = columns * (int64_t)sizeof(STORED);
-    int64_t together = bytes > NEAR ? ROWS : least(ROWS, most(1, FEW / columns));
-    for (int64_t k = 0, n; (n = least(together, t->rows - k)); k += n) {
-        for (int64_t i = 0; i < n; i++) scales[i] = NAME(read_row)(t, s, k + i, momentum);
+    int64_t columns = most(1, t->columns), k = 0;
+    if (columns * (int64_t)sizeof(STORED) > NEAR)
+        for (; k + TOGETHER <= t->rows; k += TOGETHER) {
+            NAME(read)(t, s, k, TOGETHER, scales, momentum);
+            REALS_NAME(scales)(s, v + k, NULL, scales, scales, TOGETHER);
+            NAME(move)(t, s, k, TOGETHER, scales, momentum);
+        }
+    int64_t together = least(ROWS, most(1, FEW / columns));
+    for (int64_t n; (n = least(together, t->rows - k)); k += n) {
+        for (int64_t i = 0; i < n; i++) NAME(read)(t, s, k + i, 1, scales + i, momentum);
         REALS_NAME(scales)(s, v + k, NULL, scales, scales, n);
-        for (int64_t i = 0; i < n; i++) NAME(move_row)(t, s, k + i, scales[i], momentum);
+        for (int64_t i = 0; i < n; i++) NAME(move)(t, s, k + i, 1, scales + i, momentum);
     }
 }
 
@@ -171,20 +219,21 @@ static void NAME(step_rows)(const tile *t, const settings *s)
     ON_COPIES(step_rows_as, NULL);
 }
 
-/* Four rows at a time are added to the sums; eight where these are many, and no averages are walked through besides. */
+/* Rows are added to the sums in their order, one after the other. Where the sums do not stay in the nearest cache, each is
+   fetched once for several rows. */
 INLINE void NAME(read_columns_as)(const tile *t, const settings *s, REAL *restrict sums, int momentum)
 {
     REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
     int64_t n = t->columns, k = 0, j;
 #define SQUARE(k) NAME(square)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, beta1, join, momentum, m)
-#define FOUR(k) ((SQUARE(k) + SQUARE((k) + 1)) + (SQUARE((k) + 2) + SQUARE((k) + 3)))
-    for (; k + 8 <= t->rows && n >= WIDE && !momentum; k += 8)
-        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + FOUR(k) + FOUR(k + 4)));
-    for (; k + 4 <= t->rows; k += 4)
-        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + FOUR(k)));
+#define ADD_FOUR(k) + SQUARE(k) + SQUARE((k) + 1) + SQUARE((k) + 2) + SQUARE((k) + 3)
+    for (; k + 8 <= t->rows && n > WIDE && !momentum; k += 8)
+        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) ADD_FOUR(k) ADD_FOUR(k + 4)));
+    for (; k + 4 <= t->rows && n > WIDE; k += 4)
+        for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) ADD_FOUR(k)));
     for (; k < t->rows; k++)
         for (j = 0; j < n;) EACH_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + SQUARE(k)));
-#undef FOUR
+#undef ADD_FOUR
 #undef SQUARE
 }
 
@@ -193,7 +242,6 @@ static void NAME(read_columns)(const tile *t, const settings *s, void *squares)
     ON_COPIES(read_columns_as, squares);
 }
 
-/* Where there are too many scales for the nearest cache, each is fetched once for four rows. */
 INLINE void NAME(move_columns_as)(const tile *t, const settings *s, const REAL *restrict scale, int momentum)
 {
     REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
@@ -205,7 +253,7 @@ INLINE void NAME(move_columns_as)(const tile *t, const settings *s, const REAL *
         REALS scales = GET_REAL(scale + j);                                                                              \
         STEP(k, scales), STEP(k + 1, scales), STEP(k + 2, scales), STEP(k + 3, scales);                                  \
     }
-    for (; k + 4 <= t->rows && n >= WIDE; k += 4)
+    for (; k + 4 <= t->rows && n > WIDE; k += 4)
         for (j = 0; j < n;) EACH_LANES(n, STEP_FOUR);
     for (; k < t->rows; k++)
         for (j = 0; j < n;) EACH_LANES(n, STEP(k, GET_REAL(scale + j)));
@@ -329,9 +377,12 @@ static const arithmetic NAME(arithmetic) = {
 #undef X_ROW
 #undef G_ROW
 #undef AVERAGE_ROW
+#undef SOON
+#undef BLOCK
+#undef EACH_BLOCK
+#undef FETCH
 #undef STORED
-#undef READ_FIRST
-#undef MOVE_FIRST
+#undef PAIRS
 #undef REAL
 #undef WIDEN
 #undef NARROW
