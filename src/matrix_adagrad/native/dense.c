@@ -351,28 +351,35 @@ static void per_entry(const work *w, int64_t threads)
     }
 }
 
-/* A few long rows, each by several threads: its parts are summed, and the sums added in order. */
-static void per_long_row(const work *w, int64_t threads, double *sums)
+/* A few long rows from row i on, each by several threads: its parts are summed, and the sums added in order. */
+static void step_by_parts(const work *w, int64_t i, int64_t rows, int64_t threads, double *sums)
 {
-    int64_t rows = w->t->outer, parts = parts_a_row(w);
+    int64_t parts = parts_a_row(w);
     if (w->what & READ) {
         PARALLEL_FOR
         for (int64_t q = 0; q < rows * parts; q++) {
             buffers room;
-            sums[q] = sum_part(w, part_of_row(w, q / parts, q % parts), &room);
+            sums[q] = sum_part(w, part_of_row(w, i + q / parts, q % parts), &room);
         }
-        for (int64_t i = 0; i < rows; i++) {
+        for (int64_t k = 0; k < rows; k++) {
             double sum = 0;
-            for (int64_t part = 0; part < parts; part++) sum += sums[i * parts + part];
-            take_sum(w, i, sum);
+            for (int64_t part = 0; part < parts; part++) sum += sums[k * parts + part];
+            take_sum(w, i + k, sum);
         }
     }
     if (!(w->what & MOVE)) return;
     PARALLEL_FOR
     for (int64_t q = 0; q < rows * parts; q++) {
         buffers room;
-        move_box(w, part_of_row(w, q / parts, q % parts), scale_of(w, q / parts), &room);
+        move_box(w, part_of_row(w, i + q / parts, q % parts), scale_of(w, i + q / parts), &room);
     }
+}
+
+/* As many at a time as the last cache may hold until they are moved. */
+static void per_long_row(const work *w, int64_t threads, double *sums)
+{
+    int64_t outer = w->t->outer, rows = most(1, FAR / (w->t->inner * w->stored->size));
+    for (int64_t i = 0; i < outer; i += rows) step_by_parts(w, i, least(rows, outer - i), threads, sums);
 }
 
 /* The whole tensor as one block. */

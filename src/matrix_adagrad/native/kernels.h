@@ -12,6 +12,7 @@
 
 enum {
     NEAR = 1 << 14,    /* bytes that stay in the nearest cache until they are needed again */
+    FAR = 1 << 22,     /* bytes that stay in the last cache, which others use too */
     FEW = 1024,        /* entries of short rows that are read before they are moved */
     TOGETHER = 4,      /* rows that are too long for that cache and are stepped side by side */
     AHEAD = 1 << 11,   /* bytes that memory is asked for before they are worked on */

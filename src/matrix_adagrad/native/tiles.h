@@ -11,41 +11,41 @@ typedef STORED NAME(entries)
     __attribute__((vector_size(32 / sizeof(REAL) * sizeof(STORED)), aligned(sizeof(STORED)), may_alias));
 #define REALS NAME(lanes)
 
-/* The functions on lanes take the number m of them that count: LANES, which the compiler knows, but at the end of a row. */
+/* The functions on lanes take the number m of them that count: LANES, or one at a time at the end of a row. The compiler knows
+   which: a copy of unknown length, through memory, would hold up the CPU. */
 #define EACH_LANES(n, work)                                                                                              \
     do {                                                                                                                 \
-        enum { m = LANES };                                                                                              \
-        for (; j + LANES <= (n); j += LANES) work;                                                                       \
-        for (int64_t m = (n) - j; j < (n); j += LANES) work;                                                             \
+        {                                                                                                                \
+            enum { m = LANES };                                                                                          \
+            for (; j + m <= (n); j += m) work;                                                                           \
+        }                                                                                                                \
+        enum { m = 1 };                                                                                                  \
+        for (; j < (n); j += m) work;                                                                                    \
     } while (0)
 
-INLINE REALS NAME(get)(const STORED *e, int64_t m)
+INLINE REALS NAME(get)(const STORED *e, int m)
 {
-    NAME(entries) all = {0};
-    if (m == LANES) all = *(const NAME(entries) *)e;
-    else memcpy(&all, e, (size_t)m * sizeof(STORED));
-    return WIDEN(all);
+    if (m == LANES) return WIDEN(*(const NAME(entries) *)e);
+    return WIDEN((NAME(entries)){*e});
 }
 
-INLINE void NAME(put)(STORED *e, REALS r, int64_t m)
+INLINE void NAME(put)(STORED *e, REALS r, int m)
 {
     NAME(entries) all = NARROW(r);
     if (m == LANES) *(NAME(entries) *)e = all;
-    else memcpy(e, &all, (size_t)m * sizeof(STORED));
+    else *e = all[0];
 }
 
-INLINE REALS NAME(get_real)(const REAL *e, int64_t m)
+INLINE REALS NAME(get_real)(const REAL *e, int m)
 {
-    REALS all = {0};
     if (m == LANES) return *(const REALS *)e;
-    memcpy(&all, e, (size_t)m * sizeof(REAL));
-    return all;
+    return (REALS){*e};
 }
 
-INLINE void NAME(put_real)(REAL *e, REALS r, int64_t m)
+INLINE void NAME(put_real)(REAL *e, REALS r, int m)
 {
     if (m == LANES) *(REALS *)e = r;
-    else memcpy(e, &r, (size_t)m * sizeof(REAL));
+    else *e = r[0];
 }
 
 #define GET(e) NAME(get)(e, m)
@@ -79,14 +79,14 @@ INLINE REAL NAME(sum)(REALS r)
     else NAME(f)(&own, &rule, numbers, 0)
 
 INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL beta1, REAL join,
-                         int momentum, int64_t m)
+                         int momentum, int m)
 {
     REALS e = GET(g);
     if (momentum) PUT_REAL(average, JOIN(GET_REAL(average), sign * e));
     return e * e;
 }
 
-INLINE REALS NAME(direction)(const STORED *g, const REAL *average, REAL sign, int momentum, int64_t m)
+INLINE REALS NAME(direction)(const STORED *g, const REAL *average, REAL sign, int momentum, int m)
 {
     if (momentum) return GET_REAL(average);
     return sign * GET(g);
@@ -299,7 +299,8 @@ static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner
         uint32_t key = seed ? hash(seed + (uint64_t)(places ? places[k] : i + k)) : 0;
         for (; j < columns; j += LANES) {
             int64_t m = least(LANES, columns - j);
-            REALS all = GET_REAL(r + j);
+            REALS all = {0};
+            memcpy(&all, r + j, (size_t)m * sizeof(REAL));
             NAME(entries) narrow = seed ? NARROW_AT_RANDOM(all, key + (uint32_t)(j0 + j)) : NARROW(all);
             for (int64_t l = 0; l < m; l++) e[(j + l) * inner] = narrow[l];
         }
@@ -308,7 +309,7 @@ static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner
 
 /* Columns from j on of the sum of some rows of values, in registers; rows that `order` lists later on are fetched. */
 INLINE void NAME(sum_listed)(const STORED *values, int64_t row, const uint64_t *order, int64_t start, int64_t end,
-                             int64_t length, int64_t soon, REAL *sum, int64_t j, int count, int64_t m)
+                             int64_t length, int64_t soon, REAL *sum, int64_t j, int count, int m)
 {
 #define VALUES(p) (values + (int64_t)(uint32_t)order[p] * row + j)
     REALS sums[8] = {{0}};
@@ -342,7 +343,8 @@ static void NAME(gather)(const void *values, int64_t row, int64_t inner, const u
         for (; j + 8 * LANES <= columns; j += 8 * LANES) SUM(8, LANES);
         if (j + 4 * LANES <= columns) SUM(4, LANES), j += 4 * LANES;
         for (; j + LANES <= columns; j += LANES) SUM(1, LANES);
-        if (j < columns) SUM(1, columns - j);
+        if (j < columns && j) j = columns - LANES, SUM(1, LANES), j = columns; /* some sums once more, the same */
+        for (; j < columns; j++) SUM(1, 1);
 #undef SUM
     }
 }
