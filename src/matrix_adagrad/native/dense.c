@@ -313,10 +313,10 @@ static void move_columns(const work *w, box b, const void *scales, buffers *room
 
 /* A tensor is cut into pieces: some rows, or a part of one. Large ones suit memory, for what is read twice has PIECE bytes
    then; small ones suit threads, and there are at least PIECES. */
+static int64_t bytes_to_keep(const work *w) { return w->s->momentum ? w->f->real : w->stored->size; } /* of an entry */
 static int64_t entries_a_piece(const work *w)
 {
-    int64_t most_entries = PIECE / (w->s->momentum ? w->f->real : w->stored->size);
-    return least(most_entries, most(LEAST, w->t->outer * w->t->inner / PIECES));
+    return least(PIECE / bytes_to_keep(w), most(LEAST, w->t->outer * w->t->inner / PIECES));
 }
 static int64_t rows_a_piece(const work *w) { return most(1, entries_a_piece(w) / most(1, w->t->inner)); }
 static int64_t pieces_a_row(const work *w) { return most(1, ceil_div(w->t->inner, entries_a_piece(w))); }
@@ -332,6 +332,7 @@ static box piece(const work *w, int64_t p)
 static void per_outer(const work *w, int64_t threads)
 {
     int64_t rows = rows_a_piece(w);
+    if (w->at_once && w->t->inner * w->stored->size > NEAR) rows = ceil_div(rows, TOGETHER) * TOGETHER;
     PARALLEL_FOR
     for (int64_t i = 0; i < w->t->outer; i += rows) {
         buffers room;
@@ -375,10 +376,11 @@ static void step_by_parts(const work *w, int64_t i, int64_t rows, int64_t thread
     }
 }
 
-/* As many at a time as the last cache may hold until they are moved. */
+/* As many at a time as the last cache may hold until they are moved, but enough for all threads. */
 static void per_long_row(const work *w, int64_t threads, double *sums)
 {
-    int64_t outer = w->t->outer, rows = most(1, FAR / (w->t->inner * w->stored->size));
+    int64_t outer = w->t->outer, bytes = w->t->inner * bytes_to_keep(w);
+    int64_t rows = w->what == (READ | MOVE) ? most(FAR / bytes, ceil_div(4 * threads, parts_a_row(w))) : outer;
     for (int64_t i = 0; i < outer; i += rows) step_by_parts(w, i, least(rows, outer - i), threads, sums);
 }
 

@@ -12,10 +12,10 @@
 
 enum {
     NEAR = 1 << 14,    /* bytes that stay in the nearest cache until they are needed again */
-    FAR = 1 << 22,     /* bytes that stay in the last cache, which others use too */
     FEW = 1024,        /* entries of short rows that are read before they are moved */
-    TOGETHER = 4,      /* rows that are too long for that cache and are stepped side by side */
+    TOGETHER = 4,      /* rows of more than NEAR bytes that are stepped side by side */
     AHEAD = 1 << 11,   /* bytes that memory is asked for before they are worked on */
+    FAR = 1 << 22,     /* bytes that stay in the last cache, which others use too */
     ROWS = 64,         /* the most rows whose scales are taken together */
     TILE = 2048,       /* entries of a tile that is copied: a few such buffers stay in the nearest cache */
     LONG = 8 * TILE,   /* entries of a row that are read or moved in one go, where nothing is copied */
@@ -26,7 +26,7 @@ enum {
     PIECES = 64,       /* of a tensor, at least, if they are not too small then */
     LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
     STRIPE = 8192,     /* columns that are summed together */
-    WIDE = 2048,       /* columns whose sums or scales do not stay in the nearest cache */
+    WIDE = 2048,       /* columns, at most, whose sums or scales stay in the nearest cache */
     SERIAL = 1 << 15,  /* entries up to which one thread is sooner done than several, and safe in a forked process */
     SCRATCH = 1 << 19, /* bytes, at most, for partial sums */
 };

@@ -1,7 +1,8 @@
 /* The arithmetic on tiles in one dtype. Included once for each, with
      STORED   the type of an entry of x and g in memory, and REAL that of the arithmetic
      WIDEN    lanes of entries as lanes of REALs, NARROW back to the nearest, NARROW_AT_RANDOM up or down
-     NAME(f)  a name of its own for each function, REALS_NAME(f) that of a function of reals.h */
+     NAME(f)  a name of its own for each function, REALS_NAME(f) that of a function of reals.h
+     PAIRS    where blocks have functions of their own, on two entries to a word */
 
 /* As many REALs as are worked on together: a register or two, whatever the CPU. */
 enum { NAME(LANES) = 32 / sizeof(REAL) };
@@ -11,7 +12,7 @@ typedef STORED NAME(entries)
     __attribute__((vector_size(32 / sizeof(REAL) * sizeof(STORED)), aligned(sizeof(STORED)), may_alias));
 #define REALS NAME(lanes)
 
-/* The functions on lanes take the number m of them that count: LANES, or one at a time at the end of a row. The compiler knows
+/* The functions on lanes take the number m of them that count: all, or one at a time at the end of a row. The compiler knows
    which: a copy of unknown length, through memory, would hold up the CPU. */
 #define EACH_LANES(n, work)                                                                                              \
     do {                                                                                                                 \
@@ -115,10 +116,10 @@ INLINE void NAME(find)(const tile *t, int64_t k, int together, NAME(row) *rows, 
 
 /* Of rows side by side memory is asked for what is worked on soon: further on in the row, or where the walk goes on `then`.
    Each in its turn: a compiler would ask for those of all rows at once, and the memory take longer. */
-#define SOON (AHEAD / (int64_t)sizeof(STORED))
 #define FETCH(row, then)                                                                                                 \
     if (together > 1) {                                                                                                  \
-        prefetch_row(j + SOON < n ? (row) + j + SOON : (then) + j + SOON - n, BLOCK * sizeof *(row));                    \
+        int64_t soon = j + AHEAD / (int64_t)sizeof *(row);                                                               \
+        prefetch_row(soon < n ? (row) + soon : (then) + (soon - n), BLOCK * sizeof *(row));                              \
         __asm__ volatile("" ::: "memory");                                                                               \
     }
 
@@ -155,7 +156,7 @@ INLINE void NAME(move)(const tile *t, const settings *s, int64_t k, int together
 {
     REAL shrink = (REAL)s->shrink, scale[TOGETHER];
     NAME(row) rows[TOGETHER];
-    int64_t n = t->columns, j = 0, next = together * t->g_row;
+    int64_t n = t->columns, j = 0, next = k + 2 * together <= t->rows ? together * t->g_row : 0;
     NAME(find)(t, k, together, rows, momentum);
     for (int i = 0; i < together; i++) scale[i] = momentum ? scales[i] : scales[i] * (REAL)t->sign;
 #ifdef PAIRS
@@ -196,8 +197,8 @@ INLINE void NAME(step_rows_as)(const tile *t, const settings *s, const void *non
             REALS_NAME(scales)(s, v + k, NULL, scales, scales, TOGETHER);
             NAME(move)(t, s, k, TOGETHER, scales, momentum);
         }
-    int64_t together = least(ROWS, most(1, FEW / columns));
-    for (int64_t n; (n = least(together, t->rows - k)); k += n) {
+    int64_t few = least(ROWS, most(1, FEW / columns));
+    for (int64_t n; (n = least(few, t->rows - k)); k += n) {
         for (int64_t i = 0; i < n; i++) NAME(read)(t, s, k + i, 1, scales + i, momentum);
         REALS_NAME(scales)(s, v + k, NULL, scales, scales, n);
         for (int64_t i = 0; i < n; i++) NAME(move)(t, s, k + i, 1, scales + i, momentum);
@@ -219,8 +220,8 @@ static void NAME(step_rows)(const tile *t, const settings *s)
     ON_COPIES(step_rows_as, NULL);
 }
 
-/* Rows are added to the sums in their order, one after the other. Where the sums do not stay in the nearest cache, each is
-   fetched once for several rows. */
+/* Rows are added to the sums in their order, one after the other. Where there are too many sums for the nearest cache, each is
+   fetched once for eight rows, or for four where averages are walked through besides. */
 INLINE void NAME(read_columns_as)(const tile *t, const settings *s, REAL *restrict sums, int momentum)
 {
     REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, join = (REAL)s->join;
@@ -242,6 +243,7 @@ static void NAME(read_columns)(const tile *t, const settings *s, void *squares)
     ON_COPIES(read_columns_as, squares);
 }
 
+/* Scales too. */
 INLINE void NAME(move_columns_as)(const tile *t, const settings *s, const REAL *restrict scale, int momentum)
 {
     REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
@@ -300,7 +302,9 @@ static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner
         for (; j < columns; j += LANES) {
             int64_t m = least(LANES, columns - j);
             REALS all = {0};
-            memcpy(&all, r + j, (size_t)m * sizeof(REAL));
+            if (m == LANES) all = *(const REALS *)(r + j);
+            else
+                for (int64_t l = 0; l < m; l++) all[l] = r[j + l];
             NAME(entries) narrow = seed ? NARROW_AT_RANDOM(all, key + (uint32_t)(j0 + j)) : NARROW(all);
             for (int64_t l = 0; l < m; l++) e[(j + l) * inner] = narrow[l];
         }
@@ -379,7 +383,6 @@ static const arithmetic NAME(arithmetic) = {
 #undef X_ROW
 #undef G_ROW
 #undef AVERAGE_ROW
-#undef SOON
 #undef BLOCK
 #undef EACH_BLOCK
 #undef FETCH
