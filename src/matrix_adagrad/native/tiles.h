@@ -73,11 +73,11 @@ INLINE REAL NAME(sum)(REALS r)
 /* ------------------------------------------------------------------------------------------------ reading and moving */
 
 /* Made twice, with momentum and without; on copies of what is plainly not written to. */
-#define ON_COPIES(f, numbers)                                                                                            \
+#define ON_COPIES(f, ...)                                                                                                \
     const tile own = *t;                                                                                                 \
     const settings rule = *s;                                                                                            \
-    if (s->momentum) NAME(f)(&own, &rule, numbers, 1);                                                                   \
-    else NAME(f)(&own, &rule, numbers, 0)
+    if (s->momentum) NAME(f)(&own, &rule, ##__VA_ARGS__, 1);                                                             \
+    else NAME(f)(&own, &rule, ##__VA_ARGS__, 0)
 
 INLINE REALS NAME(square)(const STORED *g, REAL *average, REAL sign, REAL beta1, REAL join,
                          int momentum, int m)
@@ -186,9 +186,8 @@ INLINE void NAME(move_rows_as)(const tile *t, const settings *s, const REAL *sca
 /* A row is moved when it has been read: memory is walked through as SGD walks, and the gradient is found in the nearest cache.
    Of short rows a few are taken together, for a root and a quotient take their time. Those that are too long for that cache
    are taken side by side, for memory is faster at several places than at one. */
-INLINE void NAME(step_rows_as)(const tile *t, const settings *s, const void *none, int momentum)
+INLINE void NAME(step_rows_as)(const tile *t, const settings *s, int momentum)
 {
-    (void)none;
     REAL *v = t->v, scales[ROWS];
     int64_t columns = most(1, t->columns), k = 0;
     if (columns * (int64_t)sizeof(STORED) > NEAR)
@@ -217,7 +216,7 @@ static void NAME(move_rows)(const tile *t, const settings *s, const void *scales
 
 static void NAME(step_rows)(const tile *t, const settings *s)
 {
-    ON_COPIES(step_rows_as, NULL);
+    ON_COPIES(step_rows_as);
 }
 
 /* Rows are added to the sums in their order, one after the other. Where there are too many sums for the nearest cache, each is
@@ -243,7 +242,7 @@ static void NAME(read_columns)(const tile *t, const settings *s, void *squares)
     ON_COPIES(read_columns_as, squares);
 }
 
-/* Scales too. */
+/* Where there are too many scales for that cache, each is fetched once for four rows. */
 INLINE void NAME(move_columns_as)(const tile *t, const settings *s, const REAL *restrict scale, int momentum)
 {
     REAL shrink = (REAL)s->shrink, sign = (REAL)t->sign;
