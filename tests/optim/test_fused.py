@@ -91,7 +91,7 @@ ANYWHERE, AVX2, AVX512 = range(3)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES[:4], ids=str)
-@pytest.mark.parametrize("shape", [(37, 100), (300, 64), (103, 9000), (3, 20_000), (50, 1)])
+@pytest.mark.parametrize("shape", [(37, 100), (300, 64), (9, 5000), (103, 9000), (3, 20_000), (50, 1)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("momentum", [False, True])
 def test_the_bits_do_not_depend_on_the_width_of_registers(geometry, shape, dtype, momentum, library):

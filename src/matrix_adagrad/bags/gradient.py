@@ -82,9 +82,7 @@ class BagGradient(Tensor):
         """There is none."""
         raise NotImplementedError("a gradient by bags has no storage: take to_sparse()")
 
-    def data_ptr(self) -> int:
-        """There is no memory of its shape."""
-        return self.untyped_storage()  # type: ignore[no-any-return]
+    data_ptr = untyped_storage
 
     def sparse_dim(self) -> int:
         """1: rows."""

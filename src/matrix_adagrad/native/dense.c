@@ -332,7 +332,7 @@ static box piece(const work *w, int64_t p)
 static void per_outer(const work *w, int64_t threads)
 {
     int64_t rows = rows_a_piece(w);
-    if (w->at_once && w->t->inner * w->stored->size > NEAR) rows = ceil_div(rows, TOGETHER) * TOGETHER;
+    if (w->at_once && are_long(w->t->inner, w->stored->size)) rows = ceil_div(rows, TOGETHER) * TOGETHER;
     PARALLEL_FOR
     for (int64_t i = 0; i < w->t->outer; i += rows) {
         buffers room;

@@ -106,6 +106,7 @@ settings begin_step(const tensor *t, const rule *r); /* the rule for this tensor
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int are_long(int64_t columns, int64_t size) { return columns * size > NEAR; } /* rows, for side by side */
 /* A row that is worked on soon, for the second cache: it has more lines under way than the first. The CPU goes on by itself. */
 static inline void prefetch_row(const void *row, int64_t bytes)
 {

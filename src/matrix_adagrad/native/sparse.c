@@ -269,6 +269,8 @@ typedef struct {
     int64_t order, counts, tiles, sums;
 } needs;
 
+static int all_rows_share(const tensor *t) { return t->kind == PER_INNER || t->kind == PER_TENSOR; }
+
 static needs needs_of(const tensor *t, int64_t threads)
 {
     int64_t width = most(1, t->inner), real = t->dtype == F64 ? sizeof(double) : sizeof(float);
@@ -277,7 +279,7 @@ static needs needs_of(const tensor *t, int64_t threads)
     n.order = 2 * t->touched * (int64_t)sizeof(uint64_t);
     n.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
     n.tiles = threads * BUFFERS * n.capacity * real;
-    n.sums = t->kind == PER_INNER || t->kind == PER_TENSOR ? n.chunks * width * real : 0;
+    n.sums = all_rows_share(t) ? n.chunks * width * real : 0;
     return n;
 }
 
@@ -292,7 +294,7 @@ static void step(const tensor *t, const rule *r, int64_t threads, char *room)
     int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
     const uint64_t *order = sort(t, (uint64_t *)room, (int64_t *)counts, threads);
     work w = {t, &s, stored, f, staged, order, n.batch, n.capacity, tiles};
-    if (t->kind == PER_INNER || t->kind == PER_TENSOR) per_table(&w, threads, sums, n.chunks);
+    if (all_rows_share(t)) per_table(&w, threads, sums, n.chunks);
     else per_row(&w, threads);
 }
 

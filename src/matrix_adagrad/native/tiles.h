@@ -140,15 +140,14 @@ INLINE void NAME(read)(const tile *t, const settings *s, int64_t k, int together
     }
 #endif
 #define SQUARE(j, m) NAME(square)(r.g + (j), momentum ? r.average + (j) : NULL, sign, beta1, join, momentum, m)
-#define ADD_SQUARES for (int l = 0; l < 4; l++) sums[i][l] += SQUARE(j + l * LANES, LANES)
-    if (momentum) EACH_BLOCK(FETCH(r.g, r.x) FETCH(r.average, r.average) ADD_SQUARES)
-    else EACH_BLOCK(FETCH(r.g, r.x) ADD_SQUARES)
+#define FETCH_AVERAGE if (momentum) FETCH(r.average, r.average)
+    EACH_BLOCK(FETCH(r.g, r.x) FETCH_AVERAGE for (int l = 0; l < 4; l++) sums[i][l] += SQUARE(j + l * LANES, LANES))
     for (int64_t i = 0, first = j; i < together; i++, j = first) {
         NAME(row) r = rows[i];
         EACH_LANES(n, sums[i][0] += SQUARE(j, m));
         squares[i] = NAME(sum)((sums[i][0] + sums[i][2]) + (sums[i][1] + sums[i][3]));
     }
-#undef ADD_SQUARES
+#undef FETCH_AVERAGE
 #undef SQUARE
 }
 
@@ -190,7 +189,7 @@ INLINE void NAME(step_rows_as)(const tile *t, const settings *s, int momentum)
 {
     REAL *v = t->v, scales[ROWS];
     int64_t columns = most(1, t->columns), k = 0;
-    if (columns * (int64_t)sizeof(STORED) > NEAR)
+    if (are_long(columns, sizeof(STORED)))
         for (; k + TOGETHER <= t->rows; k += TOGETHER) {
             NAME(read)(t, s, k, TOGETHER, scales, momentum);
             REALS_NAME(scales)(s, v + k, NULL, scales, scales, TOGETHER);
@@ -270,11 +269,16 @@ static void NAME(move_columns)(const tile *t, const settings *s, const void *sca
 
 /* ----------------------------------------------------------------- entries that are not neighbours, or need care */
 
-INLINE NAME(entries) NAME(pick)(const STORED *e, int64_t inner, int64_t m)
+INLINE NAME(entries) NAME(pick)(const STORED *e, int64_t inner, int m)
 {
     NAME(entries) all = {0};
-    for (int64_t l = 0; l < m; l++) all[l] = e[l * inner];
+    for (int l = 0; l < m; l++) all[l] = e[l * inner];
     return all;
+}
+
+INLINE void NAME(spread)(STORED *e, int64_t inner, NAME(entries) all, int m)
+{
+    for (int l = 0; l < m; l++) e[l * inner] = all[l];
 }
 
 static void NAME(load)(const void *from, int64_t outer, int64_t inner, const int64_t *places, int64_t rows,
@@ -296,17 +300,12 @@ static void NAME(store)(const void *from, void *to, int64_t outer, int64_t inner
         const REAL *r = (const REAL *)from + k * columns;
         STORED *e = (STORED *)to + (places ? places[k] : k) * outer;
         int64_t j = 0;
-        if (inner == 1 && !seed) EACH_LANES(columns, PUT(e + j, GET_REAL(r + j)));
-        uint32_t key = seed ? hash(seed + (uint64_t)(places ? places[k] : i + k)) : 0;
-        for (; j < columns; j += LANES) {
-            int64_t m = least(LANES, columns - j);
-            REALS all = {0};
-            if (m == LANES) all = *(const REALS *)(r + j);
-            else
-                for (int64_t l = 0; l < m; l++) all[l] = r[j + l];
-            NAME(entries) narrow = seed ? NARROW_AT_RANDOM(all, key + (uint32_t)(j0 + j)) : NARROW(all);
-            for (int64_t l = 0; l < m; l++) e[(j + l) * inner] = narrow[l];
-        }
+        uint32_t key = seed ? hash(seed + (uint64_t)(places ? places[k] : i + k)) + (uint32_t)j0 : 0;
+#define AT_RANDOM NARROW_AT_RANDOM(GET_REAL(r + j), key + (uint32_t)j)
+        if (seed) EACH_LANES(columns, NAME(spread)(e + j * inner, inner, AT_RANDOM, m));
+        else if (inner == 1) EACH_LANES(columns, PUT(e + j, GET_REAL(r + j)));
+        else EACH_LANES(columns, NAME(spread)(e + j * inner, inner, NARROW(GET_REAL(r + j)), m));
+#undef AT_RANDOM
     }
 }
 
