@@ -38,9 +38,9 @@ def text(rows=ROWS):
 
 def zipped(name="ml-100k/u.data", content=None):
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("ml-100k/README", "not this one")
-        archive.writestr(name, text() if content is None else content)
+    with zipfile.ZipFile(out, "w") as archive:
+        for file, words in (("ml-100k/README", "not this one"), (name, text() if content is None else content)):
+            archive.writestr(zipfile.ZipInfo(file), words, zipfile.ZIP_DEFLATED)  # of a fixed date
     return out.getvalue()
 
 
