@@ -163,3 +163,26 @@ def test_compile_makes_one_graph_of_every_geometry_and_of_stochastic_rounding():
         step()
     assert counter.frame_count == 1
     assert all(p.isfinite().all() and not torch.equal(p, start) for p, start in zip(params, before, strict=True))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("cls", [RowAdaGrad, MatrixMomentum])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_compiled_steps_are_counted_where_float64_is_the_default(cls, foreach):
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        results = []
+        for compile_step in (False, True):
+            torch._dynamo.reset()
+            x = torch.nn.Parameter(torch.linspace(-1, 1, 24).reshape(6, 4))
+            x.grad = torch.ones_like(x)
+            optimizer = cls([x], foreach=foreach)
+            step = torch.compile(optimizer.step) if compile_step else optimizer.step
+            for _ in range(2):
+                step()
+            assert optimizer.state[x]["step"] == 2
+            results.append(x.detach())
+        torch.testing.assert_close(*results)
+    finally:
+        torch.set_default_dtype(default)

@@ -1,6 +1,8 @@
 """Steps in the backward pass are those after it, bit for bit, and gradients do not pile up."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -213,3 +215,47 @@ def test_errors_name_the_parameter_and_what_cannot_be():
         step_in_backward(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
     with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, got Linear"):
         step_in_backward(nn.Linear(2, 2))
+
+
+def test_a_model_that_nobody_needs_any_more_is_freed_without_remove():
+    model = Network()
+    optimizer = RowMomentum(model.parameters(), lr=0.1)
+    step_in_backward(optimizer)
+    model(batch(0)).sum().backward()
+    watched = [
+        weakref.ref(model.hidden.weight),
+        weakref.ref(optimizer),
+        weakref.ref(optimizer.state[model.hidden.weight]["exp_avg"]),
+    ]
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+
+
+def test_whoever_keeps_the_optimizer_or_the_handle_keeps_the_steps():
+    for keep_handle in (False, True):
+        model = Network()
+        before = model.hidden.weight.detach().clone()
+        optimizer = RowAdaGrad(model.parameters(), lr=0.1)
+        handle = step_in_backward(optimizer)
+        if keep_handle:
+            del optimizer
+        else:
+            del handle
+        gc.collect()
+        model(batch(0)).sum().backward()
+        assert not torch.equal(model.hidden.weight, before)
+
+
+def test_an_optimizer_that_is_gone_is_an_error_once_and_another_one_may_follow():
+    model = nn.Linear(4, 2, bias=False)
+    step_in_backward(RowAdaGrad(model.parameters(), lr=0.1))
+    gc.collect()
+    with pytest.raises(RuntimeError, match="the optimizer of step_in_backward is gone: keep it"):
+        model(torch.ones(1, 4)).sum().backward()
+    model(torch.ones(1, 4)).sum().backward()  # as without it
+    model.weight.grad = None
+    optimizer = RowAdaGrad(model.parameters(), lr=0.1)
+    step_in_backward(optimizer)
+    model(torch.ones(1, 4)).sum().backward()
+    assert optimizer.state[model.weight]["step"] == 1

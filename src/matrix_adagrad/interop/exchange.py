@@ -111,8 +111,11 @@ def groups_from(optimizer: Optimizer, geometry: Geometry, reduction: Reduction) 
 def load(optimizer: MatrixAdaGrad, states: Mapping[Tensor, Mapping[str, Any]], peer: str) -> None:
     """Load a copy of the states that parameters have at a peer."""
     saved = optimizer.state_dict()
-    params = [param for _, param, _ in parameters(optimizer, peer)]
-    saved["state"] = {i: dict(states[param]) for i, param in enumerate(params) if states.get(param)}
+    saved["state"] = {
+        i: {**states[param], **optimizer.shape_to_save(param, group)}
+        for i, (_, param, group) in enumerate(parameters(optimizer, peer))
+        if states.get(param)
+    }
     optimizer.load_state_dict(saved)
 
 

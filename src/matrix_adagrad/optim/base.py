@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
@@ -21,13 +20,12 @@ from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.optim.options import check_options, refuse_unknown
 from matrix_adagrad.optim.state import STEP, StatefulOptimizer, is_sharded, shards
 from matrix_adagrad.optim.step import Batch, Rule, are_plain, confine, seen, ways_to_run
+from matrix_adagrad.optim.streams import Streams, mixed
 
 if TYPE_CHECKING:
     from matrix_adagrad.optim.shards import Divided
 
 __all__ = ["MatrixOptimizer"]
-
-_SPREAD = 0xD1B54A32D192ED03  # an odd number whose multiples fill 64 bits evenly
 
 
 class MatrixOptimizer(StatefulOptimizer):
@@ -49,7 +47,16 @@ class MatrixOptimizer(StatefulOptimizer):
             )
         defaults["geometry"] = as_geometry(defaults["geometry"])
         check_options(defaults)
+        self._streams = Streams(type(self).__name__)
         super().__init__(params, defaults)
+        if any(group["stochastic_rounding"] for group in self.param_groups) and self._streams.is_needed():
+            self._streams.draw()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_streams" not in vars(self):  # a copy, which is an optimizer of its own
+            self._streams = Streams(type(self).__name__)
+        self._streams.place(param for group in self.param_groups for param in group["params"])
 
     # ---------------------------------------------------------------------------------------------------------- groups
 
@@ -63,6 +70,7 @@ class MatrixOptimizer(StatefulOptimizer):
         except Exception:
             del self.param_groups[-1]
             raise
+        self._streams.place(param for group in self.param_groups for param in group["params"])
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_options(group)
@@ -149,12 +157,12 @@ class MatrixOptimizer(StatefulOptimizer):
             divided: list[Divided] = []  # over machines
             after: list[Callable[[], None]] = []
             # All of them first: what cannot be stepped is refused before any moves.
-            for number, group in enumerate(self.param_groups):
+            for group in self.param_groups:
                 for is_sparse in (False, True):
                     batch = Batch.empty()
                     others = self._init_group(group, is_sparse, *batch[:5])
                     if batch.params:
-                        self._prepare(batch, is_sparse, number, group, work, divided, after)
+                        self._prepare(batch, is_sparse, group, work, divided, after)
                     if not others:
                         break
             if divided:
@@ -167,17 +175,20 @@ class MatrixOptimizer(StatefulOptimizer):
         self,
         batch: Batch,
         is_sparse: bool,
-        number: int,
         group: dict[str, Any],
         work: list[Callable[[], None]],
         divided: list[Divided],
         after: list[Callable[[], None]],
     ) -> None:
-        """Put what is to be done for some parameters of a group, which has this number, on the lists."""
-        rule = self._rule(group)._replace(seed=self._seed(group, number, batch))
+        """Put what is to be done for some parameters of a group on the lists."""
+        rule = self._rule(group)
         batch.members.extend(rule.members(batch.params))
         batch.lone.extend([False] * len(batch.params))
         batch.numbers.extend(range(len(batch.params)))
+        if rule.stochastic_rounding and not torch.compiler.is_compiling():
+            rule = rule._replace(seed=self._streams.seed())
+            if rule.seed is not None:
+                batch.numbers[:] = map(self._number, batch.params, batch.steps)
         project, then = confine, work
         if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
             work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
@@ -212,6 +223,11 @@ class MatrixOptimizer(StatefulOptimizer):
             if grad.is_sparse != is_sparse:
                 others = True
                 continue
+            if is_sharded(grad) and not is_sharded(param):
+                raise RuntimeError(
+                    f"{self._name(group, i)} is a plain tensor, and its gradient is a DTensor over {grad.placements}: "
+                    "give the whole one, grad.full_tensor()"
+                )
             if param not in self.state:
                 self._check_new(self._name(group, i), param, group)
             if is_sparse:
@@ -234,10 +250,16 @@ class MatrixOptimizer(StatefulOptimizer):
     def _check_sparse(self, i: int, param: Tensor, group: dict[str, Any]) -> None:
         grad, domain, differentiable = param.grad, group["domain"], self.defaults["differentiable"]
         assert grad is not None
-        if grad.sparse_dim() != 1 or differentiable:
-            reason = "differentiable=True" if differentiable else f"{grad.sparse_dim()} sparse dimensions"
-            name = self._name(group, i)
-            raise RuntimeError(f"{name} has a sparse gradient with {reason}: only rows can be sparse, without autograd")
+        if differentiable:
+            raise RuntimeError(
+                f"{self._name(group, i)} has a sparse gradient, and autograd cannot record its step: "
+                "leave differentiable=False, or make the layer with sparse=False"
+            )
+        if grad.sparse_dim() != 1:
+            raise RuntimeError(
+                f"{self._name(group, i)} has a gradient with {grad.sparse_dim()} sparse dimensions, and only the first "
+                "one, the rows, may be sparse: give grad.to_dense(), or one like that of nn.Embedding(sparse=True)"
+            )
         if grad.is_cpu and grad._nnz():
             low, high = grad._indices().aminmax()
             if low.item() < 0 or high.item() >= param.shape[0]:
@@ -246,14 +268,10 @@ class MatrixOptimizer(StatefulOptimizer):
         if domain is not None and not domain.is_separable_by_rows(param.shape):
             _say_that_all_rows_are_projected(self._name(group, i), domain)
 
-    @staticmethod
-    def _seed(group: dict[str, Any], number: int, batch: Batch) -> int | None:
-        """Machines that hold the same parameter must round it alike, and their generators need not be in step."""
-        if not group["stochastic_rounding"] or torch.compiler.is_compiling():
-            return None
-        if not (dist.is_available() and dist.is_initialized()):
-            return None
-        return (int(batch.steps[0].item() + 1) * _SPREAD + number * _SPREAD**2) % (1 << 62) + 1
+    def _number(self, param: Tensor, step: Tensor) -> int:
+        """Of a parameter, or of the shard of it that lies here, at one step: it decides on the noise it is given."""
+        shard = shards().shard_number(param) if is_sharded(param) else 0
+        return mixed(self._streams.position(param), int(step.item()), shard)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr = group["lr"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
 
 from torch import Tensor
@@ -32,13 +33,18 @@ class InBackward:
             if param.requires_grad
         }
         self.optimizers = [step.one for step in steps.values()]
-        self._handles = [param.register_post_accumulate_grad_hook(step) for param, step in steps.items()]
+        self._hooks = [_Hook(param, step) for param, step in steps.items()]
+        self._steps = list(steps.values())
+        for owner in owners:  # whoever keeps the optimizer keeps the steps
+            vars(owner)["_in_backward"] = self
 
     def remove(self) -> None:
         """Gradients stay from now on, and the optimizer's own ``step`` takes them."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for hook in self._hooks:
+            hook.handle.remove()
+        for step in self._steps:
+            vars(step.owner).pop("_in_backward", None)
+        self._hooks.clear()
 
     def __enter__(self) -> InBackward:
         return self
@@ -71,7 +77,8 @@ def step_in_backward(optimizer: Optimizer) -> InBackward:
             that are added later are stepped by ``optimizer.step()``.
 
     Returns:
-        A handle: ``remove()`` undoes it, and so does the end of a ``with`` block.
+        A handle: ``remove()`` undoes it, and so does the end of a ``with`` block. Keep it or the optimizer: without
+        either, the next backward pass is an error.
 
     Example:
         >>> import torch
@@ -95,12 +102,13 @@ def _check(optimizer: Optimizer) -> None:
         raise TypeError(f"{type(optimizer).__name__} wraps another optimizer: give that one, before it is wrapped")
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if any(isinstance(hook, _Step) for hook in (param._post_accumulate_grad_hooks or {}).values()):
+            hooks = (param._post_accumulate_grad_hooks or {}).values()
+            if any(isinstance(hook, _Hook) and hook.step() is not None for hook in hooks):
                 raise ValueError("the parameters are stepped in the backward pass already: remove() that first")
 
 
 class _Step:
-    """A hook that takes the step of one parameter, with the options and the state that its owner has then."""
+    """The step of one parameter, with the options and the state that its owner has then."""
 
     def __init__(self, owner: Optimizer, number: int, place: int) -> None:
         self.owner, self.number, self.place, self.one = owner, number, place, without_hooks(owner)
@@ -117,3 +125,18 @@ class _Step:
             self.one.step()
         finally:
             param.grad = None
+
+
+class _Hook:
+    """Takes a step as long as somebody keeps it: a hook that kept it would keep its own parameter alive for ever."""
+
+    def __init__(self, param: Tensor, step: _Step) -> None:
+        self.step = weakref.ref(step)
+        self.handle = param.register_post_accumulate_grad_hook(self)
+
+    def __call__(self, param: Tensor) -> None:
+        step = self.step()
+        if step is None:
+            self.handle.remove()
+            raise RuntimeError("the optimizer of step_in_backward is gone: keep it, or remove() its handle before")
+        step(param)

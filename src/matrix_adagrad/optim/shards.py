@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry
 from matrix_adagrad.optim.step import Batch, Parts, Rule, confine, way_in_parts
+from matrix_adagrad.optim.streams import mixed
 
 __all__ = [
     "Divided",
@@ -35,6 +36,7 @@ __all__ = [
     "localize",
     "part_of_domain",
     "put",
+    "shard_number",
     "sharded_dim",
     "statistic_layout",
     "step_together",
@@ -89,11 +91,41 @@ def here(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _numbers(size: int, dim: int, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Tensor:
-    """The numbers, along a dimension of this whole size, of what lies here."""
+def _place(mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
+    """Where in a mesh a rank is.
+
+    What depends on the own rank must ask for it: meshes compare equal on all ranks, and after a restart with other
+    ranks torch's caches still hand out the old ones, which know the old place.
+    """
+    return tuple((mesh.mesh == rank).nonzero()[0].tolist())
+
+
+def shard_number(param: DTensor) -> int:
+    """A number for what lies here of a parameter: its replicas have the same, its other shards have others."""
+    number = 0
+    mesh = param.device_mesh
+    for size, k, placement in zip(mesh.shape, _place(mesh, dist.get_rank()), param.placements, strict=True):
+        number = number if placement.is_replicate() else number * size + k
+    return number
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _ranges(
+    size: int,
+    dim: int,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    rank: int,  # noqa: ARG001
+) -> tuple[range, ...]:
+    """Which of this many slices along a dimension lie here, on this rank, in their order."""
+    mesh = DeviceMesh(mesh.device_type, mesh.mesh, _init_backend=False)  # see `_place`
     own = [_moved(placement, 0) if sharded_dim(placement) == dim else Replicate() for placement in placements]
     everything = torch.arange(size, device=mesh.device_type)
-    return here(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu().clone()  # not a part of them all
+    numbers = here(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu()
+    if not len(numbers):
+        return ()
+    starts = [0, *(numbers.diff() != 1).nonzero()[:, 0].add(1).tolist(), len(numbers)]
+    return tuple(range(int(numbers[a]), int(numbers[a]) + b - a) for a, b in itertools.pairwise(starts))
 
 
 class _Piece(NamedTuple):
@@ -109,7 +141,12 @@ _ALL = slice(None)
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pieces(
-    geometry: Geometry, shape: torch.Size, local: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]
+    geometry: Geometry,
+    shape: torch.Size,
+    local: torch.Size,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    rank: int,
 ) -> tuple[_Piece, ...]:
     """One piece, unless a dimension is both cut into blocks and sharded: then one for each block that is met."""
     cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
@@ -119,10 +156,10 @@ def _pieces(
             along.append([_Piece((_ALL,), (local[d],) if len(parts) == 1 else tuple(sizes), (_ALL,) * len(parts))])
             continue
         along.append([])
-        numbers = _numbers(shape[d], d, mesh, placements).tolist()
-        for start, end in _runs(numbers, sizes[-1]):
-            extent = (*[1] * (len(parts) - 1), end - start)
-            first = [int(k) for k in torch.unravel_index(torch.tensor(numbers[start]), sizes)]
+        for start, numbers in _cut(_ranges(shape[d], d, mesh, placements, rank), sizes[-1]):
+            end = start + len(numbers)
+            extent = (*[1] * (len(parts) - 1), len(numbers))
+            first = [int(k) for k in torch.unravel_index(torch.tensor(numbers.start), sizes)]
             scales = [slice(k, k + size) for k, size in zip(first, extent, strict=True)]
             scales = [_ALL if part in inside else own for part, own in zip(parts, scales, strict=True)]
             along[-1].append(_Piece((slice(start, end),), extent, tuple(scales)))
@@ -130,17 +167,19 @@ def _pieces(
     return tuple(_Piece(*(tuple(itertools.chain(*field)) for field in fields)) for fields in joined)
 
 
-def _runs(numbers: list[int], length: int) -> Iterator[tuple[int, int]]:
-    """The stretches of neighbours that lie in one stretch of this length."""
-    start = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1 or numbers[i] // length != numbers[start] // length:
-            yield start, i
-            start = i
+def _cut(ranges: Iterable[range], length: int) -> Iterator[tuple[int, range]]:
+    """Ranges, cut at the multiples of a length; each with its place among all of their numbers."""
+    place = 0
+    for whole in ranges:
+        start = whole.start
+        while start < whole.stop:
+            end = min(whole.stop, (start // length + 1) * length)
+            yield place, range(start, end)
+            place, start = place + end - start, end
 
 
 def _pieces_of(param: DTensor, geometry: Geometry) -> tuple[_Piece, ...]:
-    return _pieces(geometry, param.shape, here(param).shape, param.device_mesh, param.placements)
+    return _pieces(geometry, param.shape, here(param).shape, param.device_mesh, param.placements, dist.get_rank())
 
 
 def localize(batch: Batch, geometry: Geometry) -> tuple[Batch, Batch]:
@@ -170,14 +209,14 @@ def _full_size(batch: Batch, i: int) -> list[Tensor]:
     return [param, grad, *batch.averages[i : i + 1]]
 
 
-def _append(to: Batch, batch: Batch, i: int, full_size: list[Tensor], statistic: Tensor) -> None:
+def _append(to: Batch, batch: Batch, i: int, full_size: list[Tensor], statistic: Tensor, piece: int = 0) -> None:
     for values, x in zip(to[:3], full_size, strict=False):
         values.append(x)
     to.statistics.append(statistic)
     to.steps.append(batch.steps[i])
     to.members.append(batch.members[i])
     to.lone.append(statistic.numel() == 1 < batch.statistics[i].numel())
-    to.numbers.append(batch.numbers[i])
+    to.numbers.append(mixed(batch.numbers[i], piece) if piece else batch.numbers[i])
 
 
 # ------------------------------------------------------------------------------------------- blocks on many machines
@@ -205,10 +244,10 @@ class Divided:
             over = [dim for dim in layout.divided if mesh.size(dim) > 1]
             self.groups.append([_Group(mesh.get_group(dim), mesh.device_type) for dim in over])
             full_size, statistic = [here(x) for x in _full_size(batch, i)], self._statistics.statistics[i]
-            for piece in _pieces_of(param, rule.geometry):
+            for number, piece in enumerate(_pieces_of(param, rule.geometry)):
                 parts = [x[piece.where].view(piece.shape) for x in full_size]
                 if parts[0].numel():
-                    _append(self._pieces, batch, i, parts, statistic[piece.scales])
+                    _append(self._pieces, batch, i, parts, statistic[piece.scales], number)
                     self._places.append((i, piece.scales))
         self._way: Parts = way_in_parts(self._pieces, group)
         self.sums: list[Tensor] = []
@@ -304,8 +343,10 @@ def part_of_domain(param: DTensor, domain: Domain) -> tuple[Tensor, Domain, bool
     And whether it is the rows: all ranks agree on that, also one that happens to hold all of them.
     """
     if domain.is_separable_by_rows(param.shape) and {*map(sharded_dim, param.placements)} <= {0, None}:
-        rows = _numbers(param.shape[0], 0, param.device_mesh, param.placements)
-        return here(param), domain.of_rows(rows.to(here(param).device), param.shape), True
+        ranges = _ranges(param.shape[0], 0, param.device_mesh, param.placements, dist.get_rank())
+        rows = [torch.arange(own.start, own.stop, device=here(param).device) for own in ranges]
+        empty = torch.empty(0, dtype=torch.int64, device=here(param).device)
+        return here(param), domain.of_rows(torch.cat([empty, *rows]), param.shape), True
     return param.full_tensor(), domain, False
 
 

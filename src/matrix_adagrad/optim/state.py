@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -17,10 +18,10 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign
+from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape
 
 __all__ = ["STEP", "StatefulOptimizer", "here", "is_sharded", "shards"]
 
-STEP = "step"
 # How a step is run is this optimizer's own affair; the rest of a group comes back with a checkpoint.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
 
@@ -58,8 +59,12 @@ class StatefulOptimizer(Optimizer):
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
-        if not state:
-            dtype = wide_dtype(param.dtype)
+        dtype = wide_dtype(param.dtype)
+        if state:
+            for key in (self.STATISTIC, self.AVERAGE):
+                if key is not None and state[key].dtype is not dtype:
+                    state[key] = _followed(state[key], dtype)
+        else:
             state[STEP] = self._count(0, param, group)
             if self.AVERAGE is not None:
                 state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
@@ -74,7 +79,11 @@ class StatefulOptimizer(Optimizer):
     def _count(steps: Any, param: Tensor, group: dict[str, Any]) -> Tensor:
         """The number of steps, where and as torch keeps it."""
         dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
-        return torch.as_tensor(steps, dtype=dtype, device=param.device if group["capturable"] else "cpu").clone()
+        return (
+            torch.as_tensor(steps, dtype=dtype, device=param.device if group["capturable"] else "cpu")
+            .reshape(())
+            .clone()
+        )
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
@@ -87,7 +96,7 @@ class StatefulOptimizer(Optimizer):
         if self.state:
             self.init_state()
         # The first of the post-hooks: users' own see what is saved.
-        handle = self.register_state_dict_post_hook(_name_values, prepend=True)
+        handle = self.register_state_dict_post_hook(_add_what_is_saved, prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -110,7 +119,7 @@ class StatefulOptimizer(Optimizer):
         groups, saved_groups = self.param_groups, state_dict["param_groups"]
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
             return state_dict  # torch's own check will say so
-        state, param_groups = dict(state_dict["state"]), []
+        state, param_groups, shapeless = dict(state_dict["state"]), [], []
         for group, saved in zip(groups, saved_groups, strict=True):
             names, saved_names = group.get("param_names") or [], saved.get("param_names") or []
             if names != saved_names and sorted(names) == sorted(saved_names):
@@ -121,10 +130,21 @@ class StatefulOptimizer(Optimizer):
             param_groups.append(merged)
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
                 self._check_loadable(name, param, group, saved, state.get(index))
+                if state.get(index) and SHAPE not in state[index] and self.shape_to_save(param, group):
+                    is_ours, members = "geometry" in saved, group["geometry"].members(param.shape)
+                    shapeless += [name] * (is_ours or members > 1)  # of others a statistic of full size is clear
                 if index in state:
                     state[index] = {
-                        key: _AsItIs(self._received(key, value, param, group)) for key, value in state[index].items()
+                        key: _AsItIs(self._received(key, value, param, group))
+                        for key, value in state[index].items()
+                        if key != SHAPE
                     }
+        if shapeless:
+            warnings.warn(
+                f"the saved state does not tell the shape of {shapeless[0]}{' and others' * (len(shapeless) > 1)}: it "
+                "was saved by an older version, and if the shape was another one, this cannot be seen",
+                stacklevel=4,
+            )
         return {**state_dict, "state": state, "param_groups": param_groups}
 
     def _check_loadable(
@@ -139,10 +159,10 @@ class StatefulOptimizer(Optimizer):
         needed = {self.STATISTIC: geometry.statistic_shape(param.shape)}
         if self.AVERAGE is not None:
             needed[self.AVERAGE] = tuple(param.shape)
-        if saved and set(saved) != {STEP, *needed}:
+        if saved and {*saved, SHAPE} != {STEP, *needed, SHAPE}:
+            found, wanted = (", ".join(key for key in keys if key != SHAPE) for keys in (saved, (STEP, *needed)))
             raise ValueError(
-                f"{name}: the saved state has {', '.join(saved)}, and {type(self).__name__} has "
-                f"{', '.join((STEP, *needed))}; nothing was loaded"
+                f"{name}: the saved state has {found}, and {type(self).__name__} has {wanted}; nothing was loaded"
             )
         domain = None if group["domain"] is None else repr(group["domain"])
         if saved_group.get("domain", domain) not in (domain, group["domain"]):
@@ -158,8 +178,11 @@ class StatefulOptimizer(Optimizer):
                     "nothing was loaded"
                 )
             return
+        check_count(name, saved[STEP])
+        check_shape(name, saved.get(SHAPE), tuple(param.shape))
         for key, shape in needed.items():
-            saved_shape = tuple(getattr(saved[key], "shape", ()))
+            check_array(name, key, saved[key], is_complex=key == self.AVERAGE and param.is_complex())
+            saved_shape = tuple(saved[key].shape)
             if saved_geometry != str(geometry) or saved_shape != shape:
                 source = (
                     f"geometry {saved_geometry}" if "geometry" in saved_group else "no geometry (another optimizer's)"
@@ -168,6 +191,12 @@ class StatefulOptimizer(Optimizer):
                     f"{name}: the saved {key!r} has {source} and shape {saved_shape}, "
                     f"and this optimizer needs geometry {geometry} and shape {shape}; nothing was loaded"
                 )
+
+    def shape_to_save(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The parameter's shape, as part of its saved state: m sums of rows could be of m×16 as well as of m×64."""
+        if self.AVERAGE is not None or not group["geometry"].dims(param.shape):
+            return {}
+        return {SHAPE: torch.tensor(param.shape, dtype=torch.int64, device="cpu")}
 
     def _received(self, key: str, value: Any, param: Tensor, group: dict[str, Any]) -> Any:
         """A saved value as the state of ``param`` here."""
@@ -198,10 +227,20 @@ class _AsItIs:
     value: Any
 
 
-def _name_values(_: Optimizer, state_dict: StateDict) -> None:
-    for group in state_dict["param_groups"]:
-        group["geometry"] = str(group["geometry"])
-        group["domain"] = None if group["domain"] is None else repr(group["domain"])
+def _add_what_is_saved(optimizer: Optimizer, state_dict: StateDict) -> None:
+    assert isinstance(optimizer, StatefulOptimizer)
+    state = state_dict["state"]
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        saved["geometry"] = str(group["geometry"])
+        saved["domain"] = None if group["domain"] is None else repr(group["domain"])
+        for param, index in zip(group["params"], saved["params"], strict=True):
+            if index in state:  # in a dict of its own: this one is the optimizer's
+                state[index] = {**state[index], **optimizer.shape_to_save(param, group)}
+
+
+def _followed(state: Tensor, dtype: torch.dtype) -> Tensor:
+    """A state in the dtype of the arithmetic: its parameter may have got another one, as by ``model.double()``."""
+    return state.to(dtype if state.is_complex() else dtype.to_real())  # statistics of complex parameters are real
 
 
 def is_sharded(x: Any) -> bool:

@@ -75,11 +75,13 @@ def to_torch(
     """
     leaves, tree = _flattened(params, optimizer)
     numbers = {param: i for i, param in enumerate(_parameters(optimizer))}
+    groups = {param: group for group in optimizer.param_groups for param in group["params"]}
     columns = [tree.flatten_up_to(values) for values in state[1:]]
     loaded = {
         numbers[param]: {
             STEP: torch.tensor(float(state.count)),
             **{key: torch.from_numpy(np.array(value)) for key, value in zip(state._fields[1:], values, strict=True)},
+            **optimizer.shape_to_save(param, groups[param]),
         }
         for param, *values in zip(leaves, *columns, strict=True)
     }

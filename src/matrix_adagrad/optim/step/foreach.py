@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, shared_dims, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, count, shared_dims, store, widen
 from matrix_adagrad.squares import lean_sum_squares
 
 
@@ -24,7 +24,7 @@ def _read(batch: Batch, rule: Rule) -> list[Tensor]:
 
 def _accumulate(batch: Batch, squares: list[Tensor], rule: Rule) -> None:
     """The squares, which are spent, join the statistics; and one more step."""
-    torch._foreach_add_(batch.steps, 1)
+    count(batch.steps)
     if rule.reduction == "mean":
         torch._foreach_div_(squares, [float(members) for members in batch.members])
     if rule.betas is None:

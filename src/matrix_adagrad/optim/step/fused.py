@@ -19,7 +19,7 @@ from torch import Tensor
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.geometry import Entry, wide_dtype
-from matrix_adagrad.optim.step.rule import Batch, Rule
+from matrix_adagrad.optim.step.rule import Batch, Rule, are_plain
 
 # The dtypes of a parameter, its gradient, its statistic and its running average.
 _COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
@@ -47,6 +47,16 @@ class _Dim(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 14)
+def _layout(
+    shape: tuple[int, ...], blocks: tuple[int, ...], strides: tuple[tuple[int, ...], ...], how: int
+) -> tuple[tuple[int, ...], int, int]:
+    """A tensor as a `_matrix`, and how many entries of memory it reaches over, and its gradient."""
+    x_span, g_span = (
+        1 + sum((size - 1) * stride for size, stride in zip(shape, own, strict=True)) for own in strides[:2]
+    )
+    return _matrix(shape, blocks, strides, how), x_span, g_span
+
+
 def _matrix(
     shape: tuple[int, ...], blocks: tuple[int, ...], strides: tuple[tuple[int, ...], ...], how: int
 ) -> tuple[int, ...]:
@@ -129,9 +139,9 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
     x, g, statistic, step = batch.params[i], batch.grads[i], batch.statistics[i], batch.steps[i]
     average = batch.averages[i] if batch.averages else statistic
     dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
-    is_sparse = g.layout is torch.sparse_coo
     if dtype is None or native.missing() or not _are_arrays(x, g, statistic, average, step):
-        raise NotCoveredError(_reason(x, g, statistic, average))
+        raise NotCoveredError(_reason(x, g, statistic, average, step))
+    is_sparse = g.layout is torch.sparse_coo
     if g.shape != x.shape or (batch.averages and average.shape != x.shape):
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
     index = touched = offsets = bags = 0
@@ -150,13 +160,24 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
     if len(blocks) != len(shape):
         raise NotCoveredError("the rows of its sparse gradient share scales in groups")
     how = _SPARSE if is_sparse else _IN_PARTS if sums is not None else _LONE if batch.lone[i] else _DENSE
-    layout = _matrix(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), how)
+    layout, x_span, g_span = _layout(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), how)
     x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
+    x_at, g_at, average_at, statistic_at = x.data_ptr(), g.data_ptr(), average.data_ptr(), statistic.data_ptr()
+    if not (x_at and g_at and average_at and statistic_at) and min(x.numel(), g.numel(), statistic.numel()):
+        raise RuntimeError(f"a parameter of shape {tuple(shape)} has lost its memory, or its gradient or state has")
+    size, g_span = x.element_size(), g.numel() if is_sparse else g_span
+    if x_at < g_at + size * g_span and g_at < x_at + size * x_span and (x_at, strides) != (g_at, g_strides):
+        if (x_span, g_span) != (x.numel(), g.numel()):
+            raise NotCoveredError("it lies between the entries of its gradient")
+        raise RuntimeError(
+            f"a parameter of shape {tuple(shape)} shares memory with its gradient, in another order: "
+            "give the gradient memory of its own, as grad.clone() does"
+        )
     return _pack(
-        *(x.data_ptr(), x_outer, x_inner),
-        *(g.data_ptr(), g_outer, g_inner),
-        *(average.data_ptr() if batch.averages else 0, average_outer, average_inner),
-        *(statistic.data_ptr(), v_outer, v_inner),
+        *(x_at, x_outer, x_inner),
+        *(g_at, g_outer, g_inner),
+        *(average_at if batch.averages else 0, average_outer, average_inner),
+        *(statistic_at, v_outer, v_inner),
         *(outer, inner, kind, dtype),
         *(step.data_ptr(), step.dtype is torch.float64, index, touched),
         *(batch.members[i], 0 if sums is None else sums.data_ptr(), batch.numbers[i], offsets, bags),
@@ -167,18 +188,26 @@ def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: 
     """Whether the numbers of all of them lie in this machine's memory as they are."""
     return (
         (x.is_cpu and g.is_cpu and statistic.is_cpu and average.is_cpu and step.is_cpu)
+        and are_plain((x, statistic, average, step) if type(g) is BagGradient else (x, g, statistic, average, step))
+        and (x.layout is statistic.layout is average.layout is step.layout is torch.strided)
         and (g.layout is torch.strided or g.layout is torch.sparse_coo)
         and not (x.is_neg() or g.is_neg() or g._is_zerotensor())
         and (step.dtype is torch.float32 or step.dtype is torch.float64)
+        and step.numel() == 1
     )
 
 
-def _reason(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor) -> str:
+def _reason(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> str:
     if native.missing():
         return native.missing()
-    where = f"it is on {x.device}, its gradient on {g.device}, its state on {statistic.device}"
-    state = f"{statistic.dtype} and {average.dtype}"
-    return f"{where}, of dtypes {x.dtype}, {g.dtype}, {state}: they work on arrays of a CPU of one dtype"
+    tensors = {"it": x, "its gradient": g, "its statistic": statistic, "its average": average, "its step count": step}
+    where = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+    return f"{where}: they work on plain arrays of a CPU, of one dtype"
+
+
+def _described(x: Tensor) -> str:
+    kind = "" if are_plain((x,)) else f"{type(x).__name__} "
+    return f"is a {kind}of {x.dtype} on {x.device}, {x.layout}"
 
 
 def _rule(rule: Rule, random: bool) -> bytes:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.geometry import sum_squares
-from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, shared_dims, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, count, shared_dims, store, widen
 
 
 def _read(batch: Batch, rule: Rule) -> list[Tensor]:
@@ -22,12 +22,12 @@ def _read(batch: Batch, rule: Rule) -> list[Tensor]:
 
 def _accumulate(batch: Batch, squares: list[Tensor], rule: Rule) -> None:
     """V_t = V_{t-1} + ‖G_t‖², or the running average; and one more step."""
-    for statistic, square, step, members in zip(batch.statistics, squares, batch.steps, batch.members, strict=True):
-        step += 1
+    for statistic, square, members in zip(batch.statistics, squares, batch.members, strict=True):
         if rule.betas is None:
             statistic += square / members
         else:
             statistic.mul_(rule.betas[1]).add_(square / members, alpha=1 - rule.betas[1])
+    count(batch.steps)
 
 
 def _move(batch: Batch, rule: Rule) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
 
@@ -78,7 +79,7 @@ class Rule(NamedTuple):
             return 1.0, 1.0
         beta1, beta2 = self.betas
         # Reading the value back is cheap on a CPU, but a graph that is captured or compiled must not depend on it.
-        t = step if self.capturable else step.item()
+        t = step if self.capturable or torch.compiler.is_compiling() else step.item()
         return _one_minus_power(beta1, t), _one_minus_power(beta2, t)
 
 
@@ -107,6 +108,19 @@ class Parts:
         self.move(batch, rule)
 
 
+def are_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether all tensors are what they look like: no shards, and no subclass that has a say in torch's functions."""
+    return all(cls in _PLAIN or _is_plain(cls) for cls in set(map(type, tensors)))
+
+
+_PLAIN = {Tensor, Parameter}
+
+
+def _is_plain(cls: type) -> bool:
+    others = cls.__mro__[: cls.__mro__.index(Parameter if issubclass(cls, Parameter) else Tensor)]
+    return not any(hook in vars(other) for other in others for hook in ("__torch_function__", "__torch_dispatch__"))
+
+
 def seen(batch: Batch, geometry: Geometry) -> Batch:
     """Whole parameters with dense gradients, in the shapes that their statistics broadcast against."""
     if type(geometry).cut is Geometry.cut:  # none is cut into blocks
@@ -124,6 +138,11 @@ def widen(x: Tensor, like: Tensor) -> Tensor:
     """``x`` in the dtype of the arithmetic for the parameter ``like``: itself if it has it already."""
     dtype = wide_dtype(like.dtype)
     return x if x.dtype == dtype else x.to(dtype)
+
+
+def count(steps: list[Tensor]) -> None:
+    """One step more; not by ``step += 1``, which torch 2.13 loses when it compiles a float64 scalar."""
+    torch._foreach_add_(steps, 1)
 
 
 def store(param: Tensor, x: Tensor, rule: Rule, number: int) -> None:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from matrix_adagrad.geometry import sum_squares
 from matrix_adagrad.optim.step.reference import quotient, root
-from matrix_adagrad.optim.step.rule import Batch, Rule, store, widen
+from matrix_adagrad.optim.step.rule import Batch, Rule, count, store, widen
 
 
 def sparse(batch: Batch, rule: Rule) -> None:
     """One step for every parameter, whose gradients are sparse in their first dimension."""
     for i, (param, grad) in enumerate(zip(batch.params, batch.grads, strict=True)):
         step = batch.steps[i]
-        step += 1
+        count([step])
         index, g = _rows(param, grad)
         if index.numel() == 0:
             continue

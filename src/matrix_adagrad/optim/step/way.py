@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from matrix_adagrad import native
 from matrix_adagrad.optim.step.foreach import foreach
 from matrix_adagrad.optim.step.fused import NotCoveredError, compiled, describe, run
 from matrix_adagrad.optim.step.reference import reference
-from matrix_adagrad.optim.step.rule import Batch, Parts, Rule
+from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, are_plain
 from matrix_adagrad.optim.step.sparse import sparse
 
 
@@ -35,12 +34,12 @@ def ways_to_run(batch: Batch, rule: Rule, group: Mapping[str, Any]) -> Iterator[
     if batch.grads[0].is_sparse:
         yield functools.partial(sparse, batch, rule)
     else:
-        yield functools.partial(_in_torch(batch.params, group), batch, rule)
+        yield functools.partial(_in_torch(batch, group), batch, rule)
 
 
 def way_in_parts(batch: Batch, group: Mapping[str, Any]) -> Parts:
     """The same for a step with a pause between reading and moving; for this batch, whose tensors are plain, alone."""
-    otherwise = _in_torch(batch.params, group)
+    otherwise = _in_torch(batch, group)
     if not (group["fused"] or _may_be_fused(group)):
         return otherwise
     sums = [torch.empty_like(statistic) for statistic in batch.statistics]
@@ -83,21 +82,8 @@ def _may_be_fused(group: Mapping[str, Any]) -> bool:
     return group["fused"] is None and group["foreach"] is None and not group["differentiable"]
 
 
-def _in_torch(params: list[Tensor], group: Mapping[str, Any]) -> Parts:
+def _in_torch(batch: Batch, group: Mapping[str, Any]) -> Parts:
     """The user's own choice, else foreach wherever its operators work: on plain tensors, without autograd."""
     if group["foreach"] is not None:
         return foreach if group["foreach"] else reference
-    return foreach if not group["differentiable"] and are_plain(params) else reference
-
-
-def are_plain(params: list[Tensor]) -> bool:
-    """Whether all tensors are what they look like: no shards, and no subclass that has a say in torch's functions."""
-    return all(cls in _PLAIN or _is_plain(cls) for cls in set(map(type, params)))
-
-
-_PLAIN = {Tensor, Parameter}
-
-
-def _is_plain(cls: type) -> bool:
-    others = cls.__mro__[: cls.__mro__.index(Parameter if issubclass(cls, Parameter) else Tensor)]
-    return not any(hook in vars(other) for other in others for hook in ("__torch_function__", "__torch_dispatch__"))
+    return foreach if not group["differentiable"] and are_plain([*batch.params, *batch.grads]) else reference

@@ -1,0 +1,165 @@
+"""Nothing reaches the kernels that is not what it seems: parameters, gradients and state, on every step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.masked import masked_tensor
+from torch.nn import Parameter
+
+from matrix_adagrad import ColumnAdaGrad, RowAdaGrad, RowMomentum
+from tests.optim.training import assert_bitwise
+
+every_class = pytest.mark.parametrize("cls", [RowAdaGrad, ColumnAdaGrad, RowMomentum])
+
+
+def a_parameter(m=6, n=4):
+    x = Parameter(torch.randn(m, n))
+    x.grad = torch.randn(m, n)
+    return x
+
+
+@every_class
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of MaskedTensors", "ignore:It is not recommended to create", "ignore:lerp_ is not"
+)
+def test_a_masked_gradient_of_a_plain_parameter_is_an_error_and_moves_nothing(cls):
+    w = Parameter(torch.randn(6, 4))
+    (masked_tensor(torch.randn(6, 4), torch.rand(6, 4) > 0.5) * w).sum().backward()
+    before, optimizer = w.detach().clone(), cls([w], lr=0.1)
+    with pytest.raises((TypeError, AttributeError, RuntimeError)):
+        optimizer.step()
+    assert torch.equal(w, before)
+    assert optimizer.state[w]["step"] == 0
+
+
+def test_a_fake_gradient_of_a_plain_parameter_is_an_error():
+    w = Parameter(torch.randn(6, 4))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        grad = torch.empty(6, 4)
+    w._grad = grad
+    with pytest.raises(RuntimeError, match="fused=True is not possible here: .*its gradient is a FakeTensor"):
+        RowAdaGrad([w], fused=True).step()
+
+
+class Logged(torch.Tensor):
+    """A subclass that has a say in torch's functions, and whose memory is its own affair."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@every_class
+@pytest.mark.parametrize("what", ["gradient", "statistic", "step"])
+def test_subclasses_take_the_reference_path_whatever_of_a_parameter_they_are(cls, what):
+    ours, plain = a_parameter(), None
+    plain = Parameter(ours.detach().clone())
+    plain.grad = ours.grad.clone()
+    optimizers = cls([ours], lr=0.1), cls([plain], lr=0.1)
+    for optimizer in optimizers:
+        optimizer.step()
+    if what == "gradient":
+        ours.grad = ours.grad.as_subclass(Logged)
+    else:
+        state = optimizers[0].state[ours]
+        key = optimizers[0].STATISTIC if what == "statistic" else "step"
+        state[key] = state[key].as_subclass(Logged)
+    for optimizer in optimizers:
+        optimizer.step()
+    torch.testing.assert_close(ours.detach(), plain.detach())
+    optimizers[0].param_groups[0]["fused"] = True
+    with pytest.raises(RuntimeError, match="fused=True is not possible here: .*is a Logged"):
+        optimizers[0].step()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,)])
+def test_a_step_count_that_is_no_single_number_never_reaches_the_kernels(shape):
+    x = a_parameter()
+    optimizer = RowMomentum([x], fused=True)
+    optimizer.step()
+    optimizer.state[x]["step"] = torch.zeros(shape)
+    with pytest.raises(RuntimeError, match="fused=True is not possible here"):
+        optimizer.step()
+
+
+@every_class
+@pytest.mark.parametrize("whose", ["gradient", "parameter", "statistic"])
+def test_memory_that_was_given_back_is_an_error(cls, whose):
+    x = a_parameter()
+    optimizer = cls([x])
+    optimizer.step()
+    lost = {"gradient": x.grad, "parameter": x, "statistic": optimizer.state[x][cls.STATISTIC]}[whose]
+    lost.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(6, 4\) has lost its memory"):
+        optimizer.step()
+
+
+# ------------------------------------------------------------------------------------------------- overlapping memory
+
+
+@every_class
+def test_a_gradient_that_is_the_parameter_in_another_order_is_an_error_and_moves_nothing(cls):
+    x = Parameter(torch.randn(6, 6))
+    x.grad = x.detach().T
+    before, optimizer = x.detach().clone(), cls([x])
+    with pytest.raises(RuntimeError, match="shares memory with its gradient, in another order: .*clone"):
+        optimizer.step()
+    assert torch.equal(x, before)
+    assert not optimizer.state[x][cls.STATISTIC].any()
+
+
+@every_class
+def test_a_gradient_that_is_the_parameter_itself_is_one_as_any(cls):
+    x = Parameter(torch.randn(6, 6))
+    apart = Parameter(x.detach().clone())
+    x.grad, apart.grad = x.detach(), apart.detach().clone()
+    for param in (x, apart):
+        cls([param], lr=0.1).step()
+    assert torch.equal(x, apart)
+
+
+@every_class
+def test_a_gradient_between_the_parameters_entries_is_one_as_any(cls):
+    memory = torch.randn(6, 8)
+    x, apart = Parameter(memory[:, ::2]), Parameter(memory[:, ::2].clone())
+    x.grad, apart.grad = memory[:, 1::2], memory[:, 1::2].clone()
+    for param in (x, apart):
+        cls([param], lr=0.1).step()
+    torch.testing.assert_close(x.detach(), apart.detach())
+
+
+# --------------------------------------------------------------------------------------------------------- dtypes
+
+
+@pytest.mark.parametrize("cls", [RowAdaGrad, ColumnAdaGrad, RowMomentum])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(torch.float32, torch.float64), (torch.bfloat16, torch.float64), (torch.float64, torch.float32)],
+    ids=str,
+)
+def test_state_follows_a_parameter_that_gets_another_dtype(cls, sparse, way, before, after):
+    table = nn.Embedding(10, 4, sparse=sparse).to(before)
+    optimizer = cls(table.parameters(), lr=0.1, **way)
+
+    def step():
+        optimizer.zero_grad()
+        table(torch.tensor([1, 2, 2])).square().sum().backward()
+        optimizer.step()
+
+    step()
+    table.to(after)
+    made_anew = nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False, sparse=sparse)
+    saved = copy.deepcopy(optimizer.state_dict())
+    step()
+    weight, state = table.weight, optimizer.state[table.weight]
+    assert {value.dtype for key, value in state.items() if key != "step"} == {after}
+
+    table, optimizer = made_anew, cls(made_anew.parameters(), lr=0.1, **way)
+    optimizer.load_state_dict(saved)
+    step()
+    assert_bitwise([table.weight, *optimizer.state[table.weight].values()], [weight, *state.values()])
