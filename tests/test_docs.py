@@ -1,16 +1,21 @@
 """Every Python block of the README and of the documentation runs as printed."""
 
+import ast
 import json
 import re
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from matrix_adagrad import __version__
+from matrix_adagrad import EmbeddingBag, __version__
 from matrix_adagrad.experiments.claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose code needs other packages: tests/integration/test_docs.py runs it.
 ELSEWHERE = {"migrating-torchrec.md", "optax.md", "trainers.md"}
@@ -32,6 +37,39 @@ def test_code_runs_as_printed(page, tmp_path, monkeypatch):
     run(page)
 
 
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler here"
+)
+
+
+@needs_a_compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which the compiler looks at
+def test_torch_still_overwrites_gradients_of_lookups_that_are_compiled():
+    """If this fails, torch (2.13 when it was written) has mended it: remove the warning under "Compiling", and this."""
+    (example,) = blocks(ROOT / "docs" / "optimizers.md", "py")  # not "python", since it needs a C++ compiler
+    exec(example, {})
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("cls", [nn.EmbeddingBag, EmbeddingBag], ids=lambda cls: cls.__module__)
+def test_lookups_of_bags_can_be_compiled(cls):
+    torch._dynamo.reset()
+    users, items = (cls(10, 4, mode="sum", sparse=True) for _ in range(2))
+    tower = nn.Linear(4, 4)
+    who, what = torch.randint(10, (8, 1)), torch.randint(10, (8, 1))
+
+    def score(who, what):
+        return (tower(users(who)) * tower(items(what))).sum()
+
+    gradients = []
+    for run in (score, torch.compile(score)):
+        run(who, what).backward()
+        gradients.append([table.weight.grad.to_dense() for table in (users, items)])
+        users.zero_grad()
+        items.zero_grad()
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/muon.md", 0)])
 def test_the_page_prints_what_its_example_prints(page, number, capsys):
     example, printed = blocks(ROOT / page, "python")[number], blocks(ROOT / page, "text")[0]
@@ -46,6 +84,31 @@ def test_the_readme_has_the_claims_of_the_published_run():
     assert publish["with_claims"](readme, published) == readme
     assert [claim["id"] for claim in published["claims"]] == [claim.id for claim in CLAIMS]
     assert not published["quick"]
+
+
+def public_names():
+    """What the modules of the package call public, with its path; read, since some modules need other packages."""
+    for file in (SOURCE / "matrix_adagrad").rglob("*.py"):
+        module = ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        for statement in ast.parse(file.read_text()).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+                yield from (f"{module}.{name}" for name in ast.literal_eval(statement.value))
+
+
+def test_the_section_of_the_readme_that_first_names_something_says_where_it_is_imported_from():
+    public, shown = set(public_names()), set()
+    names = {path.rpartition(".")[2] for path in public} - {"matrix_adagrad"}
+    for section in re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
+        paths = re.findall(r"matrix_adagrad(?:\.\w+)+", section)
+        for module, imported in re.findall(r"from (matrix_adagrad[\w.]*) import ([\w, ]+)", section):
+            of_module = {f"{module}.{name}" for name in imported.split(", ")}
+            assert of_module <= public, f"{of_module - public} cannot be imported"
+            paths += of_module
+        shown |= {path.rpartition(".")[2] for path in public for whole in paths if f"{whole}.".startswith(f"{path}.")}
+        prose = re.sub(r"^```.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
+        for code in re.findall(r"`([^`]+)`", prose):
+            unexplained = set(re.findall(r"(?<![\w.\"-])[A-Za-z_]\w*(?![\w=])", code)) & names - shown
+            assert not unexplained, f"{code}: where is {unexplained} imported from?"
 
 
 def test_links_between_pages_lead_somewhere():

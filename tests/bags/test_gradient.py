@@ -264,6 +264,25 @@ def test_indices_that_were_changed_since_are_found_out_before_anything_moves():
     assert_bitwise([bag.weight], [before])
 
 
+def test_indices_that_were_changed_before_the_backward_pass_are_found_out():
+    bag = EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True)
+    loss = bag(index := torch.tensor([[1, 2], [3, 4]])).sum()
+    index.fill_(5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("cls", [EmbeddingBag, nn.EmbeddingBag], ids=lambda cls: cls.__module__)
+def test_writes_that_torch_does_not_see_change_the_gradient_here_as_in_torchs_module_but_not_that_of_a_copy(cls):
+    for given, touched in ((lambda index: index, [5]), (torch.clone, [1, 2, 3, 4])):
+        bag = cls(ROWS, WIDTH, mode="sum", sparse=True)
+        before, index = bag.weight.detach().clone(), torch.tensor([[1, 2], [3, 4]])
+        bag(given(index)).sum().backward()
+        index.numpy().fill(5)
+        RowAdaGrad(bag.parameters()).step()
+        assert (bag.weight != before).any(1).nonzero().view(-1).tolist() == touched
+
+
 def test_offsets_may_be_used_again_and_rows_that_vanish_are_found_out_before_anything_moves():
     bag = EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True, include_last_offset=True)
     optimizer = RowAdaGrad(bag.parameters())

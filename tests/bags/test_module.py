@@ -111,6 +111,24 @@ def test_every_optimizer_takes_the_steps_that_it_takes_with_torchs_module_to_the
     assert_bitwise(*ends)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("entrant", TABLE, ids=str)
+def test_gradients_that_accumulate_are_those_of_one_pass_over_all_bags_to_the_bit(entrant, mode):
+    ends = []
+    for bags_a_pass in (30, 7):
+        torch.manual_seed(0)
+        bag = EmbeddingBag(ROWS, 20, mode=mode, sparse=True)
+        optimizer = entrant(bag.parameters())
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            index, upstream = torch.randint(ROWS, (30, 6)), torch.randn(30, 20)
+            for some, its in zip(index.split(bags_a_pass), upstream.split(bags_a_pass), strict=True):
+                bag(some).backward(its)
+            optimizer.step()
+        ends.append([bag.weight, *optimizer.state[bag.weight].values()])
+    assert_bitwise(*ends)
+
+
 @pytest.mark.parametrize(
     "options", [{"domain": RowBalls(0.5), "project_start": True}, {"foreach": True}, {"fused": True}]
 )

@@ -62,7 +62,8 @@ class BagGradient(Tensor):
         """Index, offsets (None if every row has values of its own) and values.
 
         Raises:
-            RuntimeError: if others, who have the index or the values too, have written to them since.
+            RuntimeError: if others, who have the index or the values too, have written to them since, as far as torch
+                sees it: not through NumPy or ``.data``.
         """
         for part, version in self._seen.items():
             tensor = self._entries[part]
@@ -166,7 +167,7 @@ def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequenc
     if offsets is None:
         if len(values) != len(index):
             raise ValueError(f"without offsets each of the {len(index)} rows has values, and there are {len(values)}")
-        offsets = torch.arange(len(index) + 1, device=index.device)
+        offsets = _bags_of_one(index)
     if offsets.dtype != torch.int64 or offsets.shape != (len(values) + 1,):
         raise ValueError(
             f"offsets must be a list of int64, one more than the {len(values)} bags, got shape {tuple(offsets.shape)} "
@@ -222,14 +223,24 @@ def _scaled(func: Any) -> Callable[..., Any]:
     return scale
 
 
+def _in_bags(gradient: BagGradient) -> tuple[Tensor, Tensor, Tensor]:
+    """Index, offsets and values; rows that have values of their own are bags of one."""
+    index, offsets, values = gradient.entries()
+    return index, _bags_of_one(index) if offsets is None else offsets, values
+
+
+def _bags_of_one(index: Tensor) -> Tensor:
+    return torch.arange(len(index) + 1, device=index.device)
+
+
 def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
     if not (isinstance(one, BagGradient) and isinstance(other, Tensor) and alpha == 1 and one.dtype == other.dtype):
         return NotImplemented
     if not isinstance(other, BagGradient):  # torch adds what is sparse to what is dense, not the other way round
         return NotImplemented if other.is_sparse else other + one.to_sparse()
-    (index, offsets, values), (more, its_offsets, its_values) = one.entries(), other.entries()
-    if offsets is None or its_offsets is None or one.shape != other.shape:
+    if one.shape != other.shape:
         return NotImplemented
+    (index, offsets, values), (more, its_offsets, its_values) = _in_bags(one), _in_bags(other)
     offsets = torch.cat([offsets, its_offsets[1:] + offsets[-1]])
     return BagGradient(torch.cat([index, more]), offsets, torch.cat([values, its_values]), one.shape, check=False)
 

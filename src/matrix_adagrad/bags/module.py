@@ -23,10 +23,18 @@ class EmbeddingBag(nn.EmbeddingBag):
     of these down; here they are a `BagGradient`, which the optimizers of this package take as it is, so that a training
     step moves little more memory than the rows that it touches.
 
-    It takes the arguments of PyTorch's module, has its state dict, and gives the same sums to rounding. What is not
-    made faster is left to PyTorch's own code: ``sparse=False``, weights for each sample, ``mode="max"``, ``max_norm``,
-    ``scale_grad_by_freq``, other devices than a CPU, `torch.compile`, `torch.func`, and `DistributedDataParallel`,
-    which sends plain sparse gradients. It cannot be scripted (`torch.jit.script`).
+    It takes the arguments of PyTorch's module, has its state dict, and gives the same sums to rounding. For the same
+    gradient of the output, a step after one call is that of PyTorch's module bit for bit with ``mode="sum"``, and to
+    rounding with ``"mean"``. Gradients that accumulate have the bits of one call with all the bags; PyTorch's are added
+    in another order.
+
+    The gradient refers to the indices, as PyTorch's does. If torch sees that they were written to, the backward pass or
+    the step raises an error; it does not see writes to ``.data`` or to a NumPy array that shares their memory, which
+    change the gradient: give such buffers as a copy.
+
+    What is not made faster is left to PyTorch's own code: ``sparse=False``, weights for each sample, ``mode="max"``,
+    ``max_norm``, ``scale_grad_by_freq``, other devices than a CPU, `torch.compile`, `torch.func`, and
+    `DistributedDataParallel`, which sends plain sparse gradients. It cannot be scripted (`torch.jit.script`).
 
     Example:
         >>> import torch
