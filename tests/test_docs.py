@@ -32,7 +32,7 @@ def test_code_runs_as_printed(page, tmp_path, monkeypatch):
     run(page)
 
 
-@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/muon.md", 0)])
+@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/muon.md", 0), ("docs/geometry.md", 2)])
 def test_the_page_prints_what_its_example_prints(page, number, capsys):
     example, printed = blocks(ROOT / page, "python")[number], blocks(ROOT / page, "text")[0]
     exec(example, {})
