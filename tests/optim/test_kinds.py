@@ -97,6 +97,10 @@ ZOO = {
             {"block.b1", "block.b2"},
         ),
     ),
+    "parametrised experts": (
+        lambda: parametrizations.weight_norm(Named(w=(4, 8, 16), b=(4, 16)), "w"),
+        *(set(), set(), {"parametrizations.w.original1"}, {"parametrizations.w.original0", "b"}),
+    ),
     "biases with a dimension to spare": (
         lambda: Named(layer=Named(weight=(5, 8, 16), bias=(5, 1, 16)), gains=Named(g=(6, 1, 1))),
         *(set(), set(), {"layer.weight"}, {"layer.bias", "gains.g"}),
@@ -156,6 +160,10 @@ ZOO = {
     "LoRA of a head as bare parameters": (
         lambda: Named(head=Named(base_layer=linear(8, 50), lora_A=(2, 8), lora_B=(50, 2)), body=linear(8, 8)),
         *(set(), {"head.base_layer.weight", "head.lora_B"}, {"head.lora_A", "body.weight"}, set()),
+    ),
+    "LoRA of a head that has the weight itself": (
+        lambda: Named(head=Named(weight=(50, 8), lora_a=linear(8, 2), lora_b=linear(2, 50)), body=linear(8, 8)),
+        *(set(), {"head.weight", "head.lora_b.weight"}, {"head.lora_a.weight", "body.weight"}, set()),
     ),
     "LoRA of a table": (
         lambda: Named(tokens=Named(base_layer=nn.Embedding(50, 8), lora_A=(2, 50), lora_B=(8, 2))),
