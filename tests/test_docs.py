@@ -70,7 +70,7 @@ def test_lookups_of_bags_can_be_compiled(cls):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/muon.md", 0)])
+@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/muon.md", 0), ("docs/geometry.md", 2)])
 def test_the_page_prints_what_its_example_prints(page, number, capsys):
     example, printed = blocks(ROOT / page, "python")[number], blocks(ROOT / page, "text")[0]
     exec(example, {})

@@ -4,19 +4,21 @@ import copy
 import pickle
 from dataclasses import FrozenInstanceError, dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from matrix_adagrad import MatrixAdaGrad
-from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, as_geometry
+from matrix_adagrad.geometry import Batched, Blocks, Column, Entry, Geometry, Row, Whole, as_geometry
 
 NAMED = (Row(), Column(), Entry(), Whole())
-geometries = st.sampled_from(
-    (*NAMED, Blocks(rows=2), Blocks(columns=3), Blocks(2, 3), Blocks(rows=1, columns=3), Blocks(rows=2, columns=None))
-)
-shapes = st.sampled_from([(), (5,), (4, 6), (2, 3), (6, 12), (4, 3, 2), (2, 6, 3, 3), (0, 3), (2, 0)])
+GRIDS = (Blocks(rows=2), Blocks(columns=3), Blocks(2, 3), Blocks(rows=1, columns=3), Blocks(rows=2, columns=None))
+BATCHED = tuple(Batched(geometry) for geometry in (*NAMED, *GRIDS))
+geometries = st.sampled_from((*NAMED, *GRIDS, *BATCHED))
+# Every matrix, and the last two dimensions of more, can be cut into the grids.
+shapes = st.sampled_from([(), (5,), (4, 6), (2, 3), (6, 12), (4, 6, 3), (2, 6, 4, 3), (0, 3), (2, 0)])
 
 
 def matrix(shape, seed=0):
@@ -52,6 +54,17 @@ def test_a_spread_statistic_gives_each_entry_the_number_of_its_block(geometry, s
         *((geometry, (7,), (7,)) for geometry in (Row(), Column(), Entry(), Blocks(rows=3))),
         *((geometry, (), ()) for geometry in (*NAMED, Blocks(rows=3))),
         (Whole(), (7,), (1,)),
+        (Batched(Row()), (5, 3), (5, 1)),
+        (Batched(Row()), (8, 5, 3), (8, 5, 1)),
+        (Batched(Column()), (8, 5, 3), (8, 1, 3)),
+        (Batched(Entry()), (8, 5, 3), (8, 5, 3)),
+        (Batched(Whole()), (8, 5, 3), (8, 1, 1)),
+        (Batched(Row()), (2, 8, 5, 3), (2, 8, 5, 1)),
+        (Batched(Blocks(rows=3)), (8, 6, 4), (8, 3, 1, 1)),
+        (Batched(Blocks(columns=2)), (8, 6, 4), (8, 6, 2, 1)),
+        (Batched(Blocks(2, 2)), (8, 6, 4), (8, 2, 1, 2, 1)),
+        *((Batched(geometry), (7,), geometry.statistic_shape((7,))) for geometry in (*NAMED, Blocks(rows=3))),
+        (Batched(Row()), (), ()),
     ],
 )
 def test_statistic_has_one_number_a_scale_and_keeps_the_dimensions(geometry, shape, expected):
@@ -86,6 +99,15 @@ def test_blocks_group_consecutive_rows_and_cut_rows_into_consecutive_slices():
 def test_the_named_geometries_are_blocks(blocks, named):
     x = matrix((4, 6, 2))
     torch.testing.assert_close(blocks.statistic(x), named.statistic(x), rtol=0, atol=0)
+
+
+@given(st.sampled_from((*NAMED, *GRIDS)), st.integers(0, 2**16))
+def test_a_batch_of_matrices_is_scaled_matrix_by_matrix(geometry, seed):
+    x, batched = matrix((3, 2, 4, 6), seed), Batched(geometry)
+    each = [geometry.statistic(one) for one in x.flatten(0, 1)]
+    torch.testing.assert_close(batched.statistic(x).flatten(0, 1), torch.stack(each), rtol=0, atol=0)
+    torch.testing.assert_close(batched.statistic(x[0, 0]), geometry.statistic(x[0, 0]), rtol=0, atol=0)
+    assert batched.parts(x.shape) == [[0], [1], *([2 + d for d in own] for own in geometry.parts((4, 6)))]
 
 
 @given(geometries, st.integers(0, 2**16))
@@ -129,21 +151,38 @@ def test_statistics_and_norms_of_narrow_numbers_are_wide():
     assert Row().norm(x) == 600.0
 
 
-@pytest.mark.parametrize("geometry", [*NAMED, Blocks(rows=3), Blocks(columns=2)])
-def test_geometries_are_values(geometry):
+VALUES = (*NAMED, Blocks(rows=3), Blocks(columns=2), Batched(Row()), Batched(Blocks(rows=3)))
+
+
+@pytest.mark.parametrize("geometry", VALUES, ids=str)
+def test_geometries_are_values(geometry, tmp_path):
     assert copy.deepcopy(geometry) == geometry
     assert pickle.loads(pickle.dumps(geometry)) == geometry
     assert hash(copy.deepcopy(geometry)) == hash(geometry)
-    assert len({*NAMED, Blocks(rows=3), Blocks(columns=2)}) == 6
+    assert len(set(VALUES)) == len({str(value) for value in VALUES}) == len(VALUES)
     assert eval(repr(geometry)) == geometry
     with pytest.raises(FrozenInstanceError):
         geometry.rows = 5
+    torch.save(geometry, tmp_path / "geometry")
+    assert torch.load(tmp_path / "geometry", weights_only=True) == geometry
 
 
 def test_names():
     assert [as_geometry(name) for name in ("row", "column", "entry", "whole")] == list(NAMED)
     assert [str(geometry) for geometry in NAMED] == ["row", "column", "entry", "whole"]
     assert as_geometry(Blocks(rows=3)) == Blocks(rows=3)
+    for geometry in (Row(), Column(), Whole()):
+        assert as_geometry(f"batched({geometry})") == Batched(geometry) == Batched(str(geometry))
+    assert str(Batched(Blocks(rows=3))) == "batched(blocks(rows=3, columns=1))"
+    assert repr(Batched(Blocks(rows=3))) == "Batched(Blocks(rows=3))"
+
+
+@pytest.mark.parametrize("two", [np.int64(2), np.uint8(2), torch.tensor(2)], ids=lambda two: type(two).__name__)
+def test_blocks_take_the_integers_of_other_libraries(two):
+    blocks = Blocks(rows=two, columns=two)
+    assert blocks == Blocks(2, 2)
+    assert (type(blocks.rows), type(blocks.columns)) == (int, int)
+    assert (str(blocks), repr(blocks)) == (str(Blocks(2, 2)), repr(Blocks(2, 2)))
 
 
 @pytest.mark.parametrize(
@@ -153,9 +192,17 @@ def test_names():
         (lambda: as_geometry(3), TypeError, "got 3"),
         (lambda: as_geometry(Row), TypeError, r"write Row\(\)"),
         (lambda: as_geometry(Blocks), TypeError, r"write Blocks\(rows=3\)"),
+        (lambda: as_geometry(Batched), TypeError, r"write Batched\(Row\(\)\) instead of Batched"),
+        (lambda: Batched(Row), TypeError, r"write Row\(\)"),
+        (lambda: Batched("rows"), ValueError, "got 'rows'"),
+        (lambda: Batched(Batched(Row())), ValueError, r"Batched\(Row\(\)\) has its batch already"),
         (lambda: Blocks(rows=True), TypeError, "rows must be an int or None, got True"),
         (lambda: Blocks(rows=0), ValueError, "rows must be at least 1, got 0"),
         (lambda: Blocks(columns=2.5), TypeError, "columns must be an int or None, got 2.5"),
+        (lambda: Blocks(rows=np.True_), TypeError, "rows must be an int or None, got np.True_"),
+        (lambda: Blocks(rows=torch.tensor([2, 3])), TypeError, "rows must be an int or None, got tensor"),
+        (lambda: Blocks(rows=np.int64(0)), ValueError, "rows must be at least 1, got 0"),
+        (lambda: Batched(Blocks(rows=3)).check_fits("w", (3, 4, 6)), ValueError, "cannot cut 4 rows into 3"),
         (lambda: Blocks(rows=3).statistic_shape((100, 4)), ValueError, "cannot cut 100 rows into 3 equal parts"),
         (lambda: Blocks(columns=3).statistic_shape((3, 100)), ValueError, "cannot cut 100 columns into 3 equal parts"),
     ],

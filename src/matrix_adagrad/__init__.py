@@ -1,7 +1,7 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
 from matrix_adagrad.bags import EmbeddingBag
-from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole
+from matrix_adagrad.geometry import Batched, Blocks, Column, Entry, Geometry, Row, Whole
 from matrix_adagrad.optim import (
     ColumnAdaGrad,
     ColumnMomentum,
@@ -17,6 +17,7 @@ from matrix_adagrad.optim import (
 from matrix_adagrad.version import __version__
 
 __all__ = [
+    "Batched",
     "Blocks",
     "Column",
     "ColumnAdaGrad",

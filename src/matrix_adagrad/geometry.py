@@ -9,6 +9,7 @@ the number of scales, and so the memory.
 
 For a tensor of two or more dimensions, row ``i`` is the slice ``x[i]`` and a column is everything that shares the
 remaining indices. Vectors and scalars have neither: they are scaled entry by entry, unless the geometry is `Whole`.
+`Batched` sees such a tensor as a batch of matrices instead.
 
 A geometry of your own is a frozen dataclass with `dims` and `transpose`, and with `cut` if its blocks do not fill whole
 dimensions.
@@ -17,6 +18,7 @@ dimensions.
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -24,7 +26,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-__all__ = ["Blocks", "Column", "Entry", "Geometry", "Row", "Whole", "as_geometry"]
+__all__ = ["Batched", "Blocks", "Column", "Entry", "Geometry", "Row", "Whole", "as_geometry"]
 
 Shape = Sequence[int]
 
@@ -256,10 +258,17 @@ class Blocks(Geometry):
 
     def __post_init__(self) -> None:
         for name, parts in (("rows", self.rows), ("columns", self.columns)):
-            if parts is not None and (isinstance(parts, bool) or not isinstance(parts, int)):
+            if parts is None:
+                continue
+            try:
+                number = operator.index(parts)  # also of NumPy's integers, which then compare and print as plain ones
+            except TypeError:
+                number = None
+            if number is None or isinstance(parts, bool):
                 raise TypeError(f"Blocks: {name} must be an int or None, got {parts!r}")
-            if parts is not None and parts < 1:
-                raise ValueError(f"Blocks: {name} must be at least 1, got {parts}")
+            if number < 1:
+                raise ValueError(f"Blocks: {name} must be at least 1, got {number}")
+            object.__setattr__(self, name, number)
 
     @property
     def transpose(self) -> Geometry:
@@ -290,25 +299,71 @@ class Blocks(Geometry):
         return (parts, size // parts)
 
 
-_NAMED: dict[str, Geometry] = {str(g): g for g in (Row(), Column(), Entry(), Whole())}
-# Some wrappers of optimizers save parameter groups as they are: torch.load(weights_only=True) may make these values.
-torch.serialization.add_safe_globals([Row, Column, Entry, Whole, Blocks])
+@dataclass(frozen=True, repr=False)
+class Batched(Geometry):
+    """A geometry for each matrix of a batch: it sees the last two dimensions, and every index before them on its own.
+
+    Experts are kept so, ``(experts, m, n)``, and so are heads of attention. A matrix alone is a batch without
+    dimensions: there, and for vectors, it is the geometry itself.
+
+    Args:
+        geometry: what each matrix has, such as ``Row()``; or its name.
+
+    Example:
+        Eight experts with one scale for each row of each, where `Row` has one scale an expert:
+
+        >>> Batched(Row()).statistic_shape((8, 512, 64)), Row().statistic_shape((8, 512, 64))
+        ((8, 512, 1), (8, 1, 1))
+        >>> Batched(Blocks(rows=3)).scales((8, 3 * 64, 64)) == 8 * 3
+        True
+    """
+
+    geometry: Geometry
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "geometry", as_geometry(self.geometry))
+        if isinstance(self.geometry, Batched):
+            raise ValueError(f"{self.geometry!r} has its batch already: all dimensions but the last two")
+
+    def __repr__(self) -> str:
+        return f"Batched({self.geometry!r})"
+
+    def __str__(self) -> str:
+        return f"batched({self.geometry})"
+
+    @property
+    def transpose(self) -> Geometry:
+        return Batched(self.geometry.transpose)
+
+    def cut(self, shape: Shape) -> tuple[int, ...]:
+        return (*shape[:-2], *self.geometry.cut(shape[-2:]))
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(len(shape[:-2]) + d for d in self.geometry.dims(shape[-2:]))
 
 
 def as_geometry(geometry: Geometry | str) -> Geometry:
-    """A geometry from itself or from its name: ``"row"``, ``"column"``, ``"entry"`` or ``"whole"``.
+    """A geometry from itself or from its name: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, ``"batched(row)"``.
 
-    >>> as_geometry("row")
-    Row()
+    >>> as_geometry("row"), as_geometry("batched(column)")
+    (Row(), Batched(Column()))
     """
     if isinstance(geometry, Geometry):
         return geometry
     allowed = f"one of {', '.join(map(repr, _NAMED))}, or a Geometry such as Blocks(rows=3)"
     if isinstance(geometry, type) and issubclass(geometry, Geometry):
-        example = "Blocks(rows=3)" if geometry is Blocks else f"{geometry.__name__}()"
+        examples = {Blocks: "Blocks(rows=3)", Batched: "Batched(Row())"}
+        example = examples.get(geometry, f"{geometry.__name__}()")
         raise TypeError(f"geometry must be a value: write {example} instead of {geometry.__name__}")
     if not isinstance(geometry, str):
         raise TypeError(f"geometry must be {allowed}, got {geometry!r}")
     if geometry not in _NAMED:
         raise ValueError(f"geometry must be {allowed}, got {geometry!r}")
     return _NAMED[geometry]
+
+
+_NAMED: dict[str, Geometry] = {
+    str(g): g for g in (Row(), Column(), Entry(), Whole(), *map(Batched, (Row(), Column(), Whole())))
+}
+# Some wrappers of optimizers save parameter groups as they are: torch.load(weights_only=True) may make these values.
+torch.serialization.add_safe_globals([Row, Column, Entry, Whole, Blocks, Batched])

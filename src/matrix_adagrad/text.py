@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["columns", "json_text", "shape_text"]
+__all__ = ["columns", "json_text", "shape_text", "size"]
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -17,6 +17,20 @@ def shape_text(shape: Sequence[int]) -> str:
     ('943×20', 'scalar')
     """
     return "×".join(map(str, shape)) or "scalar"
+
+
+def size(count: int) -> str:
+    """Bytes as they are read.
+
+    >>> size(999), size(25_600), size(999_999), size(3_200_000_000)
+    ('999 B', '25.6 kB', '1 MB', '3.2 GB')
+    """
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if float(text := f"{value:.3g}") < 1000:
+            return f"{text} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
 
 
 def json_text(value: Any) -> str:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from matrix_adagrad.advisor import Candidate, Plan, Task, advise, around
-from matrix_adagrad.advisor.advise import by_agreement
+from matrix_adagrad.advisor.advise import by_agreement, reason
 from matrix_adagrad.cli import main
 from matrix_adagrad.geometry import Column, Entry, Whole
 from tests.advisor.tasks import BY_COLUMN
@@ -66,6 +66,10 @@ def test_energy_that_differs_by_column_is_seen_and_planned_for(advice):
     assert advice.race.chosen.name == "column adagrad"
     optimizer = advice.plan.optimizer(BY_COLUMN.make_model())
     assert optimizer.param_groups[0]["geometry"] == Column()
+
+
+def test_a_geometry_that_the_probe_does_not_measure_has_the_reason_of_its_layer(advice):
+    assert reason(advice.probe["weight"], "batched(row)") == "by the kind of its layer"
 
 
 def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_present_optimizer_does(advice):

@@ -8,12 +8,15 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
-from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad import Batched, Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed.layouts import LAYOUTS, Layout, assert_follows, mesh_of, shared_out
 
-GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=2, columns=None))
+GEOMETRIES = (
+    *(Row(), Column(), Entry(), Whole()),
+    *(Blocks(rows=2), Blocks(columns=2), Blocks(rows=2, columns=None), Batched(Row())),
+)
 OPTIMIZERS = (MatrixAdaGrad, MatrixMomentum)
 MOST_MIXED = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
 SETTINGS = (

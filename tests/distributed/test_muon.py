@@ -76,15 +76,15 @@ def follows(folder):
 
 def more_shards_than_columns():
     """Torch's Muon fails there in the middle of a step: it is refused before."""
-    layer = nn.ModuleDict({"body": nn.Sequential(nn.Linear(1, 6, bias=False)), "head": nn.Linear(6, 2)})
-    layer["body"][0].weight = nn.Parameter(shared_out(torch.ones(6, 1), mesh_of((2,)), [Shard(1)]))
-    with pytest.raises(ValueError, match=r"body\.0\.weight, of shape \(6, 1\), has 2 shards along dimension 1"):
+    layer = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 6, bias=False)), "head": nn.Linear(6, 2)})
+    layer["body"][0].weight = nn.Parameter(shared_out(torch.ones(6, 2), mesh_of((3,)), [Shard(1)]))
+    with pytest.raises(ValueError, match=r"body\.0\.weight, of shape \(6, 2\), has 3 shards along dimension 1"):
         muon_with_rows(layer)
     assert len(muon_with_rows(layer, rules={"body.0.weight": "entry"}).optimizers) == 1
 
 
 def test_a_sharded_run_follows_the_mathematics_and_its_checkpoints_go_on_in_it_and_in_a_single_process(ranks, tmp_path):
-    ranks.run(2, more_shards_than_columns)
+    ranks.run(3, more_shards_than_columns)
     ranks.run(2, follows, tmp_path)
     alone, one = make_model(sharded=False)
     assert Checkpoints(tmp_path, alone, one).resume() == FIRST

@@ -12,6 +12,7 @@ from torch.testing._internal.common_optimizers import ErrorOptimizerInput, Optim
 from torch.testing._internal.common_optimizers import get_error_inputs_for_all_optims as errors_of_every_optimizer
 
 from matrix_adagrad import (
+    Batched,
     Blocks,
     ColumnAdaGrad,
     ColumnMomentum,
@@ -22,7 +23,10 @@ from matrix_adagrad import (
 )
 from matrix_adagrad.geometry import Column, Entry, Geometry, Row, Whole
 
-GEOMETRIES: tuple[Geometry, ...] = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2))
+GEOMETRIES: tuple[Geometry, ...] = (
+    *(Row(), Column(), Entry(), Whole()),
+    *(Blocks(rows=2), Blocks(columns=2), Batched(Row())),
+)
 
 
 # The ways to run a step, as a user asks for them.

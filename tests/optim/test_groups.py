@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad import Blocks, Entry, MatrixAdaGrad, Row, geometry_groups
+from matrix_adagrad import Blocks, Entry, MatrixAdaGrad, MatrixMomentum, Row, geometry_groups
+from matrix_adagrad.geometry import as_geometry
 
 
 class Block(nn.Module):
@@ -77,8 +78,22 @@ def test_explain_prints_parameter_shape_geometry_scales_and_reason(capsys):
         "0.weight   100 × 8  row          100  a table: each row is an item",
         "1.weight   3 × 8    row            3  the last linear layer, taken for the output head",
         "1.bias     3        entry          3  a vector: it has no rows",
-        "106 scales for 827 parameters (12.8 %)",
+        "106 scales for 827 parameters",
+        "state, in numbers: MatrixAdaGrad 106 (424 B) or MatrixMomentum 933 (3.73 kB); AdamW 1,654 (6.62 kB)",
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum, torch.optim.AdamW], ids=lambda cls: cls.__name__)
+def test_explain_says_what_an_optimizer_keeps(cls, dtype, capsys):
+    model = Model().to(dtype)
+    optimizer = cls(geometry_groups(model, explain=True))
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    kept = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
+    numbers, nbytes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
+    assert f"{cls.__name__} {numbers:,} ({nbytes / 1000:.3g} kB)" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +136,36 @@ def test_own_rules_by_name_and_by_module_type_first_match_first_and_the_rest_bal
     MatrixAdaGrad(groups)
 
 
+@pytest.mark.parametrize("geometry", [Row(), "row", Blocks(columns=2)], ids=str)
+def test_one_geometry_for_all(geometry):
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    geometries = geometry_by_name(geometry_groups(model, geometry))
+    assert set(geometries.values()) == {as_geometry(geometry)}
+    assert geometries == geometry_by_name(geometry_groups(model, {"*": geometry}))
+
+
+@pytest.mark.parametrize("cls", [MatrixMomentum, torch.optim.AdamW])
+def test_weight_decay_is_for_all_but_vectors(cls):
+    groups = cls(geometry_groups(Model(), "lean", weight_decay=0.1)).param_groups
+    assert {group["name"]: group["weight_decay"] for group in groups} == {
+        **dict.fromkeys(("table", "head", "matrix"), 0.1),
+        "vector": 0.0,
+    }
+
+
+def test_without_weight_decay_groups_leave_it_to_the_optimizer():
+    assert all("weight_decay" not in group for group in geometry_groups(Model()))
+    assert {
+        group["weight_decay"] for group in MatrixMomentum(geometry_groups(Model()), weight_decay=0.2).param_groups
+    } == {0.2}
+
+
+@pytest.mark.parametrize(("value", "error"), [("x", TypeError), (-0.1, ValueError), (True, TypeError)])
+def test_a_weight_decay_that_cannot_be(value, error):
+    with pytest.raises(error, match=f"weight_decay must be a finite number, at least 0, got {value!r}"):
+        geometry_groups(Model(), weight_decay=value)
+
+
 @pytest.mark.parametrize(
     ("rules", "error", "words"),
     [
@@ -133,7 +178,8 @@ def test_own_rules_by_name_and_by_module_type_first_match_first_and_the_rest_bal
         ({nn.Conv2d: "row"}, ValueError, "rules match no parameter: .*Conv2d"),
         ({"*": 3}, TypeError, "got 3"),
         ({3: "row"}, TypeError, "a rule is for a pattern of names or a type of module, got 3"),
-        (7, TypeError, "rules must be"),
+        (7, TypeError, r"rules must be 'balanced', 'lean', a geometry such as Row\(\), or a mapping .*, got 7"),
+        (Row, TypeError, r"write Row\(\) instead of Row"),
     ],
 )
 def test_rules_that_cannot_be_meant(rules, error, words):
@@ -187,7 +233,10 @@ def test_frozen_parameters_are_named_and_have_no_state(capsys):
     geometry_groups(model, explain=True)
     table = capsys.readouterr().out.splitlines()
     assert table[1].endswith("(frozen)")
-    assert table[-1].startswith("6 scales for 27 parameters")
+    assert table[-2:] == [
+        "6 scales for 27 parameters",
+        "state, in numbers: MatrixAdaGrad 6 (24 B) or MatrixMomentum 33 (132 B); AdamW 54 (216 B)",
+    ]
 
 
 def test_groups_that_cannot_be_made_name_the_parameter():

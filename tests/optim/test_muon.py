@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import Adagrad, Adam, Muon
 
-from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum, muon_with_rows
+from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum, muon_with_rows
 from tests.optim.training import assert_bitwise, assert_same, make_grads
 
 
@@ -117,6 +117,11 @@ def test_a_rule_of_ones_own_takes_a_matrix_from_muon():
     assert found["down.weight"] == ("Muon", "")
 
 
+def test_one_geometry_for_all_leaves_nothing_to_muon():
+    found = owners(muon_with_rows(Network(), rules=Row()))
+    assert set(found.values()) == {("MatrixMomentum", "row")}
+
+
 def test_tied_weights_are_a_table_and_stepped_once():
     found = owners(muon_with_rows(Network(tied=True)))
     assert found["tokens.weight"] == ("MatrixMomentum", "row")
@@ -144,8 +149,25 @@ def test_the_table_says_which_optimizer_has_a_parameter_and_why(capsys):
         "1.bias     8        MatrixMomentum  entry          8  a vector: it has no rows",
         "2.weight   3 × 8    MatrixMomentum  row            3  the last linear layer, taken for the output head",
         "2.bias     3        MatrixMomentum  entry          3  a vector: it has no rows",
-        "114 scales for 899 parameters (12.7 %)",
+        "114 scales for 899 parameters",
+        "state, in numbers: Muon 64 (256 B) + MatrixMomentum 949 (3.8 kB) = 1,013 (4.05 kB); AdamW 1,798 (7.19 kB)",
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", ["momentum", "adagrad"])
+def test_the_table_says_what_is_kept(rows, dtype, capsys):
+    optimizer = muon_with_rows(Network().to(dtype), rows=rows, explain=True)
+    optimizer.init_state()
+    kept = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
+    numbers, nbytes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
+    amount = f"{nbytes} B" if nbytes < 1000 else f"{nbytes / 1000:.3g} kB"
+    assert f" = {numbers:,} ({amount}); AdamW" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_where_all_is_muons_the_table_has_no_sum(capsys):
+    muon_with_rows(nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 3, bias=False))}), explain=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "state, in numbers: Muon 9 (36 B); AdamW 18 (72 B)"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +180,19 @@ def test_the_table_says_which_optimizer_has_a_parameter_and_why(capsys):
         ({"muon": {"lr": 0.1}}, TypeError, "muon has no 'lr': Muon's learning rate is the lr of muon_with_rows"),
         ({"muon": {"nestorov": True}}, TypeError, "did you mean 'nesterov'"),
         ({"rules": {"*": "row"}, "muon": {"momentum": 0.5}}, ValueError, "none is left to Muon"),
-        ({"rows_lr": -1.0}, ValueError, "lr must be a finite number, at least 0"),
+        ({"rows_lr": -1.0}, ValueError, "rows_lr must be a finite number, at least 0, .* got -1.0"),
+        ({"rows_lr": "x"}, TypeError, "rows_lr must be a finite number, at least 0, .* got 'x'"),
+        ({"lr": "x"}, TypeError, "^lr must be a finite number, at least 0, .* got 'x'"),
+        ({"lr": float("nan")}, ValueError, "^lr must be a finite number, at least 0, .* got nan"),
+        ({"lr": torch.ones(2)}, ValueError, "^lr must be .* a tensor with one such element, got tensor"),
+        ({"weight_decay": "x"}, TypeError, "^weight_decay must be a finite number, at least 0, got 'x'"),
+        ({"muon": 3}, TypeError, "muon must be a mapping of options of torch.optim.Muon, .* got 3"),
+        ({"muon": {"momentum": "x"}}, TypeError, "muon's momentum must be a finite number, at least 0, got 'x'"),
+        ({"muon": {"weight_decay": -1}}, ValueError, "muon's weight_decay must be a finite number, at least 0, got -1"),
+        ({"muon": {"nesterov": 1}}, TypeError, "muon's nesterov must be True or False, got 1"),
+        ({"muon": {"ns_steps": 2.5}}, TypeError, "muon's ns_steps must be an int from 0 to 99, got 2.5"),
+        ({"muon": {"ns_coefficients": 3}}, TypeError, "muon's ns_coefficients must be three numbers, got 3"),
+        ({"muon": {"adjust_lr_fn": "rms"}}, ValueError, "muon's adjust_lr_fn must be 'original', .* got 'rms'"),
     ],
 )
 def test_wrong_options_are_named(options, error, message):

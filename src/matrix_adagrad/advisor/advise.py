@@ -149,6 +149,8 @@ def reason(one: Portrait, geometry: str) -> str:
         best = max(("row", "column"), key=lambda name: one.agreement[name])
         agree = f"the scales inside a {best} agree to {one.agreement[best]:.2f}"
         return f"entries differ: {agree}" if one.agreement[best] < AGREES else f"{agree}, but the race is for entries"
+    if geometry not in one.agreement:
+        return "by the kind of its layer"  # a batch of matrices: the probe has no figures for its geometry
     where = {"row": "inside a row", "column": "inside a column", "whole": "in it"}[geometry]
     silent = {"row": one.rows.silent, "column": one.columns.silent}.get(geometry, 0.0)
     found = [f"scales {where} agree to {one.agreement[geometry]:.2f}"]

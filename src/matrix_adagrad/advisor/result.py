@@ -10,7 +10,7 @@ from typing import Any
 
 from matrix_adagrad.advisor.candidates import Candidate
 from matrix_adagrad.intervals import Interval, interval
-from matrix_adagrad.text import columns
+from matrix_adagrad.text import columns, size
 
 __all__ = ["FIGURES", "LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "size"]
 
@@ -214,17 +214,6 @@ class Result:
                 for one in self.standings
             ],
         }
-
-
-def size(count: int) -> str:
-    """Bytes as they are read.
-
-    >>> size(999), size(25_600), size(3_200_000_000)
-    ('999 B', '25.6 kB', '3.2 GB')
-    """
-    value, units = float(count), ("B", "kB", "MB", "GB", "TB")
-    power = min(len(units) - 1, max(0, math.floor(math.log10(max(1, count)) / 3)))
-    return f"{value / 1000**power:.3g} {units[power]}"
 
 
 def difference(one: Outcome, other: Outcome) -> Interval:

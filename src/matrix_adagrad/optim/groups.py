@@ -10,34 +10,19 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from matrix_adagrad.geometry import Entry, Geometry, Row, Whole, as_geometry
-from matrix_adagrad.text import columns
+from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry, wide_dtype
+from matrix_adagrad.optim.kinds import HEAD, MATRIX, TABLE, VECTOR, Place, kind_of, output_heads, places_of
+from matrix_adagrad.optim.options import check_values
+from matrix_adagrad.text import columns, size
 
 __all__ = ["choose", "explained", "geometry_groups", "grouped", "unwrapped"]
 
 _Key = str | type[nn.Module]
 _Value = Geometry | str
-Rules = str | Mapping[Any, _Value]  # keys are _Key: Any, because a Mapping is invariant in them
+Rules = _Value | Mapping[Any, _Value]  # keys are _Key: Any, because a Mapping is invariant in them
 
-# What a parameter is, and what the two built-in sets of rules make of it.
-TABLE, HEAD, MATRIX, VECTOR = "table", "head", "matrix", "vector"
-_RULE_SETS: dict[str, dict[str, Geometry]] = {
-    "balanced": {TABLE: Row(), HEAD: Row(), MATRIX: Entry(), VECTOR: Entry()},
-    "lean": {TABLE: Row(), HEAD: Row(), MATRIX: Row(), VECTOR: Entry()},
-}
-# Names under which models keep their output layer, besides the place at the end.
-_HEAD_NAMES = ("classifier", "embed_out", "head", "lm_head", "logits", "score")
-
-
-class _Owner(NamedTuple):
-    """One place where a module holds a parameter; a tied parameter has several."""
-
-    name: str
-    modules: tuple[nn.Module, ...]  # from the model down to the module itself
-
-    @property
-    def module(self) -> nn.Module:
-        return self.modules[-1]
+# The kinds that the two built-in sets of rules take by row; the others are taken by entry.
+_RULE_SETS = {"balanced": (TABLE, HEAD), "lean": (TABLE, HEAD, MATRIX)}
 
 
 class Choice(NamedTuple):
@@ -45,11 +30,14 @@ class Choice(NamedTuple):
     param: nn.Parameter
     kind: str
     geometry: Geometry
+    by_row: Geometry  # what one scale a row is for it
     reason: str
     ruled: bool  # by a rule of the user's own for this parameter, not by its kind
 
 
-def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: bool = False) -> list[dict[str, Any]]:
+def geometry_groups(
+    model: nn.Module, rules: Rules = "balanced", *, weight_decay: float | None = None, explain: bool = False
+) -> list[dict[str, Any]]:
     """Named parameter groups, each with the geometry that suits its kind of layer.
 
     Args:
@@ -59,17 +47,24 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
 
             - ``"balanced"``: tables (`nn.Embedding`, `nn.EmbeddingBag`) and output heads by row, whose rows are tokens,
               items or classes; hidden matrices and vectors by entry.
-            - ``"lean"``: every matrix by row, the least state; vectors by entry. In both, a matrix of a single row is
-              taken as the vector that it is.
+            - ``"lean"``: every matrix by row, the least state; vectors by entry.
+            - a geometry, such as ``Row()``, or its name: that one for all.
             - a mapping from a pattern of parameter names (``"*.qkv.weight"``) or a type of module (``nn.Conv2d``, with
               all that is inside) to a geometry, or to the name of a set of rules to leave the choice to it. The first
               that matches decides, and ``"balanced"`` decides on what none matches. A rule that matches nothing is an
               error.
-        explain: print a table of every parameter, its shape, its geometry, its number of scales, and the reason.
+
+            In both sets a tensor of three and more dimensions is a batch of matrices, such as experts, and "by row"
+            means `Batched`: one scale for each row of each matrix. A convolution has one row for each channel. Single
+            rows and columns, and biases of a batch, ``(experts, h)`` next to ``(experts, h, d)``, are vectors.
+        weight_decay: the weight decay of all but vectors, which get 0. By default groups have none of their own, and
+            the optimizer's is for all.
+        explain: print a table of every parameter, its shape, its geometry, its number of scales, and the reason; and
+            what optimizers keep for all that is trained, besides a count of steps for each parameter.
 
     Returns:
         Groups to give to an optimizer, each ``{"name": kind, "geometry": ..., "params": [(name, parameter), ...]}``,
-        where the kind is ``"table"``, ``"head"``, ``"matrix"`` or ``"vector"``.
+        where the kind is ``"table"``, ``"head"``, ``"matrix"`` or ``"vector"``; with ``"weight_decay"`` if you give it.
 
     Example:
         >>> from torch import nn
@@ -82,21 +77,27 @@ def geometry_groups(model: nn.Module, rules: Rules = "balanced", *, explain: boo
         1.bias     16         entry         16  a vector: it has no rows
         3.weight   10 × 16    row           10  the last linear layer, taken for the output head
         3.bias     10         entry         10  a vector: it has no rows
-        1,292 scales for 16,442 parameters (7.9 %)
+        1,292 scales for 16,442 parameters
+        state, in numbers: MatrixAdaGrad 1,292 (5.17 kB) or MatrixMomentum 17,734 (70.9 kB); AdamW 32,884 (132 kB)
     """
+    if weight_decay is not None:
+        check_values({"weight_decay": weight_decay})
     choices, idle = choose(model, rules)
     if explain:
         print(explained(choices, idle))
-    return grouped(choices)
+    return grouped(choices, weight_decay)
 
 
-def grouped(choices: Iterable[Choice]) -> list[dict[str, Any]]:
-    """Groups of the parameters that are of one kind and have one geometry."""
+def grouped(choices: Iterable[Choice], weight_decay: float | None = None) -> list[dict[str, Any]]:
+    """Groups of the parameters that are of one kind and have one geometry; vectors do not decay."""
     groups: dict[tuple[str, Geometry], dict[str, Any]] = {}
     for choice in choices:
         kind, geometry = choice.kind, choice.geometry
         group = groups.setdefault((kind, geometry), {"name": kind, "geometry": geometry, "params": []})
         group["params"].append((choice.name, choice.param))
+    if weight_decay is not None:
+        for group in groups.values():
+            group["weight_decay"] = 0.0 if group["name"] == VECTOR else weight_decay
     return list(groups.values())
 
 
@@ -105,15 +106,15 @@ def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
     model = unwrapped(model)
-    head = _output_head(model)
+    heads = output_heads(model)
     checked = _checked(rules)
     unmatched, idle = set(checked), set(checked)
     choices = []
-    for param, places in _owners(model).items():
+    for param, places in places_of(model).items():
         name = places[0].name
         if is_lazy(param):
             raise ValueError(f"{name} has no shape yet: run the model once before you make its groups")
-        kind, reason = _kind(param, places, head)
+        kind, reason, by_row = kind_of(param, places, heads)
         if len(places) > 1:
             reason += f" (tied: {', '.join(place.name for place in places[1:])})"
         matching = [key for key in checked if any(_matches(key, place) for place in places)]
@@ -122,13 +123,13 @@ def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
         value = checked[matching[0]] if matching else "balanced"
         if isinstance(value, Geometry):
             geometry, reason = value, f"rule {_shown(matching[0])}"
-            if param.dim() < 2 and geometry not in (Entry(), Whole()):
+            if param.dim() < 2 and geometry not in (Entry(), Whole()) and not geometry.dims(param.shape):
                 reason += ", by entry: a vector has no rows"
         else:
-            geometry = _RULE_SETS[value][kind]
+            geometry = by_row if kind in _RULE_SETS[value] else Entry()
         geometry.check_fits(name, param.shape)
         reason = reason if param.requires_grad else f"{reason} (frozen)"
-        choices.append(Choice(name, param, kind, geometry, reason, ruled=isinstance(value, Geometry)))
+        choices.append(Choice(name, param, kind, geometry, by_row, reason, ruled=isinstance(value, Geometry)))
     if unmatched and choices:
         names = [choice.name for choice in choices[:5]] + ["…"] * (len(choices) > 5)
         raise ValueError(
@@ -153,25 +154,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _owners(model: nn.Module) -> dict[nn.Parameter, list[_Owner]]:
-    """Every parameter, in the order of the model, with all places that hold it."""
-    owners: dict[nn.Parameter, list[_Owner]] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for prefix, module in modules.items():
-        parts = prefix.split(".") if prefix else []
-        chain = tuple(modules[".".join(parts[:depth])] for depth in range(len(parts) + 1))
-        for name, param in module.named_parameters(recurse=False):
-            owners.setdefault(param, []).append(_Owner(f"{prefix}.{name}" if prefix else name, chain))
-    return owners
-
-
 def _checked(rules: Rules) -> dict[_Key, _Value]:
-    if isinstance(rules, str):
-        rules = {"*": rules}
+    if isinstance(rules, str | Geometry | type):
+        rules = {"*": rules}  # as_geometry below has a word for types
     if not isinstance(rules, Mapping):
-        raise TypeError(
-            f"rules must be {' or '.join(map(repr, _RULE_SETS))}, or a mapping to geometries, got {rules!r}"
-        )
+        sets = ", ".join(map(repr, _RULE_SETS))
+        raise TypeError(f"rules must be {sets}, a geometry such as Row(), or a mapping to geometries, got {rules!r}")
     checked: dict[_Key, _Value] = {}
     for key, value in rules.items():
         if not (isinstance(key, str) or (isinstance(key, type) and issubclass(key, nn.Module))):
@@ -183,51 +171,14 @@ def _checked(rules: Rules) -> dict[_Key, _Value]:
     return checked
 
 
-def _matches(key: _Key, owner: _Owner) -> bool:
+def _matches(key: _Key, place: Place) -> bool:
     if isinstance(key, str):
-        return fnmatchcase(owner.name, key)
-    return any(isinstance(module, key) for module in owner.modules)
-
-
-def _kind(param: nn.Parameter, owners: list[_Owner], head: _Head) -> tuple[str, str]:
-    if param.dim() < 2:
-        return VECTOR, "a vector: it has no rows"
-    if any(isinstance(owner.module, nn.Embedding | nn.EmbeddingBag) for owner in owners):
-        return TABLE, "a table: each row is an item"
-    if param.shape[0] == 1:
-        return VECTOR, "a single row"
-    if any(owner.module is head.module for owner in owners):
-        return HEAD, head.reason
-    if any(_has_head_name(owner) for owner in owners):
-        return HEAD, "an output head, by its name"
-    return MATRIX, "a hidden matrix" if param.dim() == 2 else f"a hidden {param.dim()}-D tensor"
-
-
-def _has_head_name(owner: _Owner) -> bool:
-    return isinstance(owner.module, nn.Linear) and owner.name.split(".")[-2:-1] in ([name] for name in _HEAD_NAMES)
-
-
-class _Head(NamedTuple):
-    module: nn.Module | None
-    reason: str
-
-
-def _output_head(model: nn.Module) -> _Head:
-    """The model's output layer: the one that it names itself, or a linear layer that ends a model of the user's own."""
-    get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Transformers' models have it
-    named = get_output_embeddings()
-    if isinstance(named, nn.Module):
-        return _Head(named, "the model's output layer")
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    containers = nn.Linear | nn.Sequential | nn.ModuleList | nn.ModuleDict
-    a_block_of_torch = type(model).__module__.startswith("torch.nn.") and not isinstance(model, containers)
-    if linear and not a_block_of_torch and linear[-1] in (model, *model.children()):
-        return _Head(linear[-1], "the last linear layer, taken for the output head")
-    return _Head(None, "")
+        return fnmatchcase(place.name, key)
+    return any(isinstance(module, key) for module in place.modules)
 
 
 def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, str] | None = None) -> str:
-    """A table of the choices, with the optimizer of each parameter if there are several; Muon has no scales."""
+    """A table of the choices, with the optimizer of each parameter if there are several, and what is kept for them."""
     header = ("parameter", "shape", *(["optimizer"] if optimizers else []), "geometry", "scales", "reason")
     rows, total = [], 0
     for choice in choices:
@@ -241,8 +192,46 @@ def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, s
         rows.append((choice.name, shape, *optimizer, geometry, str(scales), choice.reason))
     number = header.index("scales")
     lines = [columns(header, rows, left=[i for i in range(len(header)) if i != number])]
-    entries = sum(choice.param.numel() for choice in choices if choice.param.requires_grad)
-    percent = 100 * total / max(1, entries)
-    lines.append(f"{total:,} scales for {entries:,} parameters ({percent:.1f} %)")
+    trained = [choice for choice in choices if choice.param.requires_grad]
+    lines.append(f"{total:,} scales for {sum(choice.param.numel() for choice in trained):,} parameters")
+    lines.append(f"state, in numbers: {_state_text(trained, optimizers)}")
     lines += [f"rule {rule} decides nothing: others come before it" for rule in idle]
     return "\n".join(lines)
+
+
+class _State(NamedTuple):
+    """What an optimizer keeps for parameters, besides a count of steps for each."""
+
+    numbers: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, choices: Iterable[Choice], optimizer: str) -> _State:
+        numbers = nbytes = 0
+        for choice in choices:
+            entries, dtype = choice.param.numel(), choice.param.dtype
+            if optimizer in ("Muon", "AdamW"):
+                kept = [(entries * (1 if optimizer == "Muon" else 2), dtype)]
+            else:
+                wide = wide_dtype(dtype)
+                kept = [(choice.geometry.scales(choice.param.shape), wide.to_real())]
+                kept += [(entries, wide)] * (optimizer == "MatrixMomentum")
+            numbers += sum(count for count, _ in kept)
+            nbytes += sum(count * kind.itemsize for count, kind in kept)
+        return cls(numbers, nbytes)
+
+    def __str__(self) -> str:
+        return f"{self.numbers:,} ({size(self.nbytes)})"
+
+
+def _state_text(choices: list[Choice], optimizers: Mapping[str, str] | None) -> str:
+    """What the parameters' optimizers keep, or those that the groups are for; and what AdamW would."""
+    adamw = f"AdamW {_State.of(choices, 'AdamW')}"
+    if optimizers is None:
+        ours = (f"{name} {_State.of(choices, name)}" for name in ("MatrixAdaGrad", "MatrixMomentum"))
+        return f"{' or '.join(ours)}; {adamw}"
+    names = sorted({optimizers[choice.name] for choice in choices}, key="Muon".__ne__)
+    states = [_State.of([c for c in choices if optimizers[c.name] == name], name) for name in names]
+    parts = [f"{name} {state}" for name, state in zip(names, states, strict=True)]
+    total = f" = {_State(*map(sum, zip(*states, strict=True)))}" if len(parts) > 1 else ""
+    return f"{' + '.join(parts)}{total}; {adamw}"

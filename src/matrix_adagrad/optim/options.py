@@ -14,6 +14,7 @@ from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
 
 __all__ = [
+    "MUON_OPTIONS",
     "AdaGradOptions",
     "MomentumOptions",
     "check_options",
@@ -74,12 +75,18 @@ _FLAG = _Allowed("True or False", lambda value: isinstance(value, bool))
 _CHOICE = _Allowed("True, False or None (to choose by itself)", lambda value: value is None or isinstance(value, bool))
 _NOT_NEGATIVE = _Allowed("a finite number, at least 0", _is_number, _is_not_negative)
 
-_ALLOWED: dict[str, _Allowed] = {
-    "lr": _Allowed(
-        "a finite number, at least 0, or a tensor with one such element",
-        lambda value: _is_number(value) or isinstance(value, Tensor),
-        lambda value: _is_not_negative(value.detach().item() if isinstance(value, Tensor) else value),
+_RATE = _Allowed(
+    "a finite number, at least 0, or a tensor with one such element",
+    lambda value: _is_number(value) or isinstance(value, Tensor),
+    lambda value: (
+        value.numel() == 1 and _is_not_negative(value.detach().item())
+        if isinstance(value, Tensor)
+        else _is_not_negative(value)
     ),
+)
+_ALLOWED: dict[str, _Allowed] = {
+    "lr": _RATE,
+    "rows_lr": _RATE,  # of what is not Muon's
     "learning_rate": _NOT_NEGATIVE,  # JAX's name for it
     "reduction": _Allowed(
         "'sum' or 'mean'", lambda value: isinstance(value, str), lambda value: value in ("sum", "mean")
@@ -105,18 +112,39 @@ _ALLOWED: dict[str, _Allowed] = {
     "foreach": _CHOICE,
     "fused": _CHOICE,
 }
+# The same for the options of torch.optim.Muon, which finds some of them wrong only in the middle of a step.
+MUON_OPTIONS: dict[str, _Allowed] = {
+    "weight_decay": _NOT_NEGATIVE,
+    "momentum": _NOT_NEGATIVE,
+    "nesterov": _FLAG,
+    "ns_coefficients": _Allowed(
+        "three numbers",
+        lambda value: isinstance(value, tuple | list) and len(value) == 3 and all(map(_is_number, value)),
+    ),
+    "eps": _NOT_NEGATIVE,
+    "ns_steps": _Allowed(
+        "an int from 0 to 99",
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+        lambda value: 0 <= value < 100,
+    ),
+    "adjust_lr_fn": _Allowed(
+        "'original', 'match_rms_adamw' or None",
+        lambda value: value is None or isinstance(value, str),
+        lambda value: value in (None, "original", "match_rms_adamw"),
+    ),
+}
 
 
-def check_values(options: Mapping[str, Any]) -> None:
+def check_values(options: Mapping[str, Any], table: Mapping[str, _Allowed] = _ALLOWED, whose: str = "") -> None:
     """Raise an error that names the first option that is wrong by itself, its value, and what it may be."""
-    for name, allowed in _ALLOWED.items():
+    for name, allowed in table.items():
         if name not in options:
             continue
         value = options[name]
         if not allowed.is_type(value):
-            raise TypeError(f"{name} must be {allowed.words}, got {value!r}")
+            raise TypeError(f"{whose}{name} must be {allowed.words}, got {value!r}")
         if not allowed.is_value(value):
-            raise ValueError(f"{name} must be {allowed.words}, got {value!r}")
+            raise ValueError(f"{whose}{name} must be {allowed.words}, got {value!r}")
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -1,0 +1,155 @@
+"""What a parameter is: a table, an output head, a hidden matrix, or a vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import ParametrizationList
+
+from matrix_adagrad.geometry import Batched, Column, Entry, Geometry, Row
+
+__all__ = ["HEAD", "MATRIX", "TABLE", "VECTOR", "Kind", "Place", "kind_of", "output_heads", "places_of"]
+
+TABLE, HEAD, MATRIX, VECTOR = "table", "head", "matrix", "vector"
+# Names under which models keep their output layer, besides the place at the end.
+_HEAD_NAMES = ("classifier", "embed_out", "head", "lm_head", "logits", "score")
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_LAYERS = (nn.Linear, *_TABLES, _ConvNd)
+
+
+class Kind(NamedTuple):
+    """What a parameter is, why, and what one scale a row is for it."""
+
+    name: str
+    reason: str
+    by_row: Geometry
+
+
+class Place(NamedTuple):
+    """One place where a module holds a parameter; a tied parameter has several."""
+
+    name: str
+    modules: tuple[nn.Module, ...]  # from the model down to the module itself
+
+    @property
+    def layer(self) -> nn.Module:
+        """The layer that it belongs to, as people see it: parametrised and adapted ones keep theirs further down."""
+        for depth, module in enumerate(self.modules):
+            if isinstance(module, ParametrizationList):
+                return self.modules[depth - 2]  # layer.parametrizations.weight
+            if _is_adapted(module):
+                return module
+        return self.modules[-1]
+
+
+def places_of(model: nn.Module) -> dict[nn.Parameter, list[Place]]:
+    """Every parameter, in the order of the model, with all places that hold it."""
+    places: dict[nn.Parameter, list[Place]] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for prefix, module in modules.items():
+        parts = prefix.split(".") if prefix else []
+        chain = tuple(modules[".".join(parts[:depth])] for depth in range(len(parts) + 1))
+        for name, param in module.named_parameters(recurse=False):
+            places.setdefault(param, []).append(Place(f"{prefix}.{name}" if prefix else name, chain))
+    return places
+
+
+def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module, str]) -> Kind:
+    """What a parameter is, given the output heads of its model with their reasons."""
+    layers = [place.layer for place in places]
+    plain = [_plain(layer) for layer in layers]
+    tables = [layer for layer in plain if isinstance(layer, _TABLES)]
+    if param.dim() < 2:
+        return Kind(VECTOR, "a vector: it has no rows", Entry())
+    if any(layer._parameters.get("weight") is param for layer in tables):
+        return Kind(TABLE, "a table: each row is an item", Row())
+    # A convolution has one matrix, with a row for each channel; other tensors are batches of matrices.
+    is_convolution = any(isinstance(layer, _ConvNd) for layer in plain)
+    rows, columns = (len(param), math.prod(param.shape[1:])) if is_convolution else param.shape[-2:]
+    batch = 1 if is_convolution else math.prod(param.shape[:-2])
+    if 1 in (rows, columns):
+        return Kind(VECTOR, "vectors" if batch > 1 else f"a single {'row' if rows == 1 else 'column'}", Entry())
+    if any(_are_stacked_vectors(param, layer) for layer in layers):
+        return Kind(VECTOR, "stacked biases, next to their matrices", Entry())
+    by_row = Row() if is_convolution or param.dim() == 2 else Batched(Row())
+    # What a parametrised or adapted layer has besides its weight belongs to the items or outputs if it has as many.
+    for items in (layer.num_embeddings for layer in tables):
+        if items in (rows, columns):
+            along = "row" if items == rows else "column"
+            return Kind(TABLE, f"part of a table: each {along} is an item", by_row if items == rows else Column())
+    for layer in layers:
+        if layer in heads and _outputs(layer) in (rows, None):
+            return Kind(HEAD, heads[layer], by_row)
+    hidden = "convolution" if is_convolution else "matrix"
+    return Kind(MATRIX, f"a hidden {hidden}" if batch == 1 else f"a batch of {batch} hidden matrices", by_row)
+
+
+def _are_stacked_vectors(param: nn.Parameter, layer: nn.Module) -> bool:
+    """Whether the layer has a batch of matrices too, of which each has one of these vectors on one of its sides."""
+    beside = [*layer.parameters(recurse=False)]
+    if isinstance(parametrised := getattr(layer, "parametrizations", None), nn.ModuleDict):
+        beside += parametrised.parameters()
+    *batch, length = param.shape
+    return any(other.dim() > 2 and [*other.shape[:-2]] == batch and length in other.shape[-2:] for other in beside)
+
+
+# --------------------------------------------------------------------------------------------------------- output heads
+
+
+def output_heads(model: nn.Module) -> dict[nn.Module, str]:
+    """The output layers with the reason for each: those that the model names, or else a linear layer at its end."""
+    heads: dict[nn.Module, str] = {}
+    get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Transformers' models have it
+    named = get_output_embeddings()
+    if isinstance(named, nn.Module):
+        heads[[named, *_linear_layers(named)][-1]] = "the model's output layer"
+    is_found = bool(heads)
+    for name, module in model.named_modules():
+        *path, own = name.split(".")
+        layers = list(_linear_layers(module)) if own in _HEAD_NAMES else []
+        if layers:
+            heads.setdefault(layers[-1], "an output head, by its name")
+            is_found |= not path or _outputs(layers[-1]) != 1  # attention too has scores, of one output
+    containers = nn.Linear | nn.Sequential | nn.ModuleList | nn.ModuleDict
+    is_a_block_of_torch = type(model).__module__.startswith("torch.nn.") and not isinstance(model, containers)
+    layers = [] if is_found or is_a_block_of_torch else list(_linear_layers(model))
+    if layers and layers[-1] in (model, *model.children()):
+        heads[layers[-1]] = "the last linear layer, taken for the output head"
+    return heads
+
+
+def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The linear layers inside, an adapted one with all that it consists of."""
+    if isinstance(module, nn.Linear) or (_is_adapted(module) and not isinstance(_plain(module), (*_TABLES, _ConvNd))):
+        yield module
+        return
+    for child in module.children():
+        yield from _linear_layers(child)
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """Whether low-rank factors were put next to a layer, as PEFT, torchtune, LitGPT and loralib do."""
+    names = {name.lower() for name in (*module._modules, *module._parameters)}
+    return "base_layer" in names or {"lora_a", "lora_b"} <= names
+
+
+def _plain(layer: nn.Module) -> nn.Module:
+    """The layer itself, without adapters."""
+    if isinstance(layer, _LAYERS) or not _is_adapted(layer):
+        return layer
+    children = [_plain(child) for name, child in layer.named_children() if not name.lower().startswith("lora_")]
+    return next((child for child in children if isinstance(child, _LAYERS)), layer)
+
+
+def _outputs(layer: nn.Module) -> int | None:
+    """How many outputs a layer has, if it can be told."""
+    layer = _plain(layer)
+    outputs = getattr(layer, "out_features", None)
+    if isinstance(outputs, int):
+        return outputs
+    weight = layer._parameters.get("weight")
+    return None if weight is None else len(weight)
