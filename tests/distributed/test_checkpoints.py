@@ -314,7 +314,7 @@ def test_strays_and_failures_of_one_rank(ranks, tmp_path):
     two_checkpoints(tmp_path)
     shutil.rmtree(tmp_path / "step-000000004")
     (tmp_path / "step-old2").mkdir()
-    (tmp_path / "step-000000009").write_text("not a folder")
+    (tmp_path / "step-000000009").write_text("not a folder", encoding="utf-8")
     ranks.run(2, with_strays, tmp_path, timeout=30)
 
 

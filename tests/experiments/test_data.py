@@ -99,7 +99,7 @@ def test_every_format_gives_the_same_sorted_table_numbered_from_0(name, tmp_path
 def test_a_folder_is_searched_for_the_files_by_name(name, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "README").write_text("not this one")
+    (folder / "README").write_text("not this one", encoding="utf-8")
     (folder / name).write_bytes(FORMATS[name])
     assert data.movielens(folder).source == str(folder / name)
 
@@ -233,7 +233,7 @@ def test_a_failure_while_the_cache_is_written_leaves_no_part_of_a_file(step, err
 
 
 def test_a_cache_that_cannot_be_made_only_loses_the_caching(tmp_path, monkeypatch, capsys):
-    (tmp_path / "cache").write_text("a file, where the folder should be")
+    (tmp_path / "cache").write_text("a file, where the folder should be", encoding="utf-8")
     monkeypatch.setattr(data, "_grouplens", zipped)
     assert data.movielens().cached is None
     assert main(["data"]) == 0

@@ -20,6 +20,7 @@ import threading
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -78,7 +79,7 @@ def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings
         except ValueError as error:
             raise ValueError(f"{file} is not MovieLens 100K: {error}. Get {GROUPLENS} and give its path.") from None
         return _ratings(rows, str(file), _written(rows, cached))
-    sources = {
+    sources: dict[str, Callable[[], bytes]] = {
         str(cached): functools.partial(_bytes, cached),
         GROUPLENS: _grouplens,
         f"the wheel of {RECBOLE}": _recbole,
