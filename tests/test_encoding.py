@@ -24,8 +24,8 @@ def calls_without_encoding(tree):
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             name = getattr(call.func, "attr", None)
-            keywords = {keyword.arg for keyword in call.keywords}
-            is_text = keywords & {"text", "universal_newlines"}
+            keywords = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
+            is_text = keywords.get("text") is True or keywords.get("universal_newlines") is True
             if name in POSITIONS:
                 is_text = len(call.args) <= POSITIONS[name]
             if is_text and "encoding" not in keywords:

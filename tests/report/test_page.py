@@ -64,7 +64,7 @@ def test_the_page_says_all_there_is():
 
 def test_nothing_in_the_document_is_read_as_html():
     nasty = figure(lines=[line(NASTY), Line("bound" + NASTY, (1.0,), (1.0,), reference=True)])
-    nasty = dataclasses.replace(nasty, title=NASTY, encoding="utf-8", caption=NASTY, selector=NASTY, x=Axis(NASTY))
+    nasty = dataclasses.replace(nasty, title=NASTY, text=NASTY, caption=NASTY, selector=NASTY, x=Axis(NASTY))
     rows = ((NASTY,) * 7,)
     made = document(
         (nasty, Table("t", NASTY, NASTY, (NASTY,), ((NASTY,),))),
@@ -116,7 +116,7 @@ def test_a_heat_map_is_on_the_page_with_its_words_and_choices():
 def test_names_in_a_heat_map_are_not_read_as_html():
     nasty = grid(NASTY, x=Axis(NASTY), y=Axis(NASTY))
     plates = (Plate(NASTY, (nasty,)), Plate("plain", (nasty,)))
-    made = heat_map(title=NASTY, encoding="utf-8", caption=NASTY, scale=NASTY, selector=NASTY, plates=plates)
+    made = heat_map(title=NASTY, text=NASTY, caption=NASTY, scale=NASTY, selector=NASTY, plates=plates)
     text = page.render(document((made,), leading=()))
     assert [tag for tag, _ in Elements(text).tags].count("script") == 3
     assert "<b>bold</b>" not in text.split("<script", 1)[0]

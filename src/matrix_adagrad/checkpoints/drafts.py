@@ -89,8 +89,12 @@ def remove(folder: Path) -> None:
 
 
 def size(folder: Path) -> int:
-    """How many bytes the files in a folder have."""
-    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+    """How many bytes the files in a folder have, which others may be writing."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += file.lstat().st_size * (not file.is_dir())
+    return total
 
 
 def _lock(folder: Path) -> int | None:
