@@ -13,7 +13,7 @@ for name in ("py.typed", *(f"report/{file}" for file in ("template.html", "style
     assert (folder / name).exists(), name
 assert not list(folder.glob("native/*.[ch]"))
 assert bool(matrix_adagrad.native.missing()) == (kind == "pure"), matrix_adagrad.native.missing()
-example = re.search(r"^```python\n(.*?)^```$", Path(readme).read_text(), re.M | re.S)[1]
+example = re.search(r"^```python\n(.*?)^```$", Path(readme).read_text(encoding="utf-8"), re.M | re.S)[1]
 names = {}
 exec(example, names)
 assert names["optimizer"].state[names["model"].weight]["sum"].shape == (100_000, 1)

@@ -157,7 +157,7 @@ def main() -> None:
             TASKS, key=lambda name: (name not in SLOW, SLOW.index(name) if name in SLOW else 0)
         )
         run([name for name in wanted if not kept(name).exists()], options.workers)
-    found = [json.loads(kept(name).read_text()) for name in TASKS if kept(name).exists()]
+    found = [json.loads(kept(name).read_text(encoding="utf-8")) for name in TASKS if kept(name).exists()]
     print(advice_tables.text(found))
     if options.write:
         advice_tables.publish(found)

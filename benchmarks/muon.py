@@ -128,7 +128,7 @@ class Runs:
 
     def __init__(self, may_run: bool) -> None:
         self.may_run = may_run
-        saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+        saved = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
         self.done = {Run(**one["run"]): Outcome(**one["outcome"]) for one in saved}
 
     def __call__(self, run: Run) -> Outcome:

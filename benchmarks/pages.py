@@ -33,4 +33,4 @@ def written(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 def put(page: Path, blocks: Mapping[str, Callable[[], str]]) -> None:
     """Make these blocks of a page anew."""
-    write(page, written(page.read_text(), blocks))
+    write(page, written(page.read_text(encoding="utf-8"), blocks))

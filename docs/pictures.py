@@ -117,4 +117,4 @@ PICTURES = {"geometries.svg": geometries, "memory.svg": memory}
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
-        (FOLDER / name).write_text(draw())
+        (FOLDER / name).write_text(draw(), encoding="utf-8")

@@ -35,20 +35,22 @@ def with_claims(page, published):
 
 def main():
     """Copy figures and claims, and rewrite the README's table."""
-    claims = json.loads((RESULTS / "claims.json").read_text())
+    claims = json.loads((RESULTS / "claims.json").read_text(encoding="utf-8"))
     if claims["code"] != code()[:12]:
         raise SystemExit("results/ is of another version of the code: make reproduce")
     if claims["quick"] or any(claim["verdict"] == "not run" for claim in claims["claims"]):
         raise SystemExit("results/ is not of a full run: make reproduce")
-    if subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True).stdout:
+    if subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, encoding="utf-8").stdout:
         raise SystemExit("src/ has changes that are not committed: the results would have no commit")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8"
+    ).stdout
     published = {"commit": commit.strip(), **claims}
     PUBLISHED.mkdir(exist_ok=True)
     for figure in FIGURES:
         shutil.copy(RESULTS / "figures" / figure, PUBLISHED / figure)
-    (PUBLISHED / "claims.json").write_text(json.dumps(published, indent=1, ensure_ascii=False) + "\n")
-    README.write_text(with_claims(README.read_text(), published))
+    (PUBLISHED / "claims.json").write_text(json.dumps(published, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    README.write_text(with_claims(README.read_text(encoding="utf-8"), published), encoding="utf-8")
 
 
 if __name__ == "__main__":

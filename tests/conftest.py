@@ -8,7 +8,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import pytest
 import torch
-import torch.testing._internal.common_utils  # it loads a profile of its own, with 10 examples: ours comes after
+import torch.testing._internal.common_utils  # noqa: F401 – it loads a profile of its own, with 10 examples: ours comes after
 from hypothesis import settings
 
 from matrix_adagrad import native

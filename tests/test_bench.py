@@ -19,7 +19,7 @@ def test_a_quick_run_prints_tables_and_bars_and_writes_its_figures(tmp_path, cap
     assert "QUICK" in printed
     assert "The bars" in printed
     assert "gap  some-package: it is not installed" in printed
-    report = json.loads((tmp_path / "new" / "folder" / "bench.json").read_text())
+    report = json.loads((tmp_path / "new" / "folder" / "bench.json").read_text(encoding="utf-8"))
     assert report["machine"]["torch"] == torch.__version__
     assert {row["name"] for row in report["cases"][0]["rows"]} == {*DENSE, READING}
     assert all(row["gap"] or row["median"] > 0 for case in report["cases"] for row in case["rows"])

@@ -22,7 +22,7 @@ ELSEWHERE = {"migrating-torchrec.md", "optax.md", "trainers.md"}
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def run(page):
@@ -79,8 +79,8 @@ def test_the_page_prints_what_its_example_prints(page, number, capsys):
 
 def test_the_readme_has_the_claims_of_the_published_run():
     publish = runpy.run_path(str(ROOT / "docs" / "publish.py"))
-    readme = (ROOT / "README.md").read_text()
-    published = json.loads((ROOT / "docs" / "results" / "claims.json").read_text())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    published = json.loads((ROOT / "docs" / "results" / "claims.json").read_text(encoding="utf-8"))
     assert publish["with_claims"](readme, published) == readme
     assert [claim["id"] for claim in published["claims"]] == [claim.id for claim in CLAIMS]
     assert not published["quick"]
@@ -113,20 +113,20 @@ def test_the_section_of_the_readme_that_first_names_something_says_where_it_is_i
 
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_the_pictures_are_drawn_from_the_geometries_as_they_are():
     for name, draw in runpy.run_path(str(ROOT / "docs" / "pictures.py"))["PICTURES"].items():
-        assert (ROOT / "docs" / "pictures" / name).read_text() == draw()
+        assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == draw()
 
 
 def test_the_changelog_begins_with_the_version():
-    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == __version__
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[1] == __version__
 
 
 def test_every_page_is_in_the_table_of_contents():
-    contents = (ROOT / "docs" / "index.md").read_text()
+    contents = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in PAGES[1:]:
         assert page.stem == "index" or f"\n{page.stem}\n" in contents

@@ -9,9 +9,9 @@ PAGE = EXAMPLES.parent / "docs" / "examples.md"
 
 def test_examples_are_short():
     for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) < 80
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 80
 
 
 def test_the_page_lists_every_example_and_no_other():
-    listed = re.findall(r"^\| \[`(\w+)\.py`\]", PAGE.read_text(), flags=re.MULTILINE)
+    listed = re.findall(r"^\| \[`(\w+)\.py`\]", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted(listed) == sorted(path.stem for path in EXAMPLES.glob("*.py"))

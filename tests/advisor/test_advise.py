@@ -50,7 +50,7 @@ def advice():
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    (tmp_path / "my_training.py").write_text(TRAIN)
+    (tmp_path / "my_training.py").write_text(TRAIN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -119,7 +119,7 @@ def test_advice_on_a_function_of_the_users_own(here, capsys, target):
     plan = Plan.load(here / "advice" / "plan.json")
     plan.optimizer(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
     assert sorted(file.name for file in (here / "advice").iterdir()) == ["advice.html", "advice.json", "plan.json"]
-    assert "<b>mine</b>" not in (here / "advice" / "advice.html").read_text()
+    assert "<b>mine</b>" not in (here / "advice" / "advice.html").read_text(encoding="utf-8")
 
 
 def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
@@ -154,7 +154,7 @@ def test_an_error_in_the_users_code_keeps_its_traceback():
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_race(here, capsys):
-    (here / "file").write_text("")
+    (here / "file").write_text("", encoding="utf-8")
     assert main(["advise", "my_training:task", "--out", str(here / "file")]) == 1
     assert "file" in capsys.readouterr().err
 

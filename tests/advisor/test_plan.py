@@ -56,7 +56,7 @@ def test_it_comes_back_from_its_file(tmp_path, name):
         pytest.importorskip("yaml")
     path = PLAN.save(tmp_path / "new" / name)
     assert Plan.load(path) == PLAN
-    assert "each row is an item" in path.read_text()
+    assert "each row is an item" in path.read_text(encoding="utf-8")
     assert os.listdir(path.parent) == [name]
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_it_does_not_fit_is_told_what_differs():
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, change, message):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({**PLAN.to_dict(), **change}))
+    path.write_text(json.dumps({**PLAN.to_dict(), **change}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"plan.json is not a plan: .*") as caught:
         Plan.load(path)
     assert message in str(caught.value)
@@ -118,7 +118,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, change, message):
 
 def test_a_file_that_is_cut_short_is_not_a_plan(tmp_path):
     path = PLAN.save(tmp_path / "plan.json")
-    path.write_text(path.read_text()[:50])
+    path.write_text(path.read_text(encoding="utf-8")[:50], encoding="utf-8")
     with pytest.raises(ValueError, match="is not a plan"):
         Plan.load(path)
 

@@ -88,7 +88,7 @@ class World:
                 try:
                     succeeded, value = pipe.recv()
                 except EOFError:
-                    succeeded, value = False, f"it died:\n{self._log(rank).read_text()[-4000:]}"
+                    succeeded, value = False, f"it died:\n{self._log(rank).read_text(encoding='utf-8')[-4000:]}"
                 if succeeded:
                     answers[rank] = value
                 else:
@@ -109,7 +109,7 @@ class World:
         while time.monotonic() < deadline and any(self._log(rank).stat().st_size == before[rank] for rank in ranks):
             time.sleep(0.1)
         time.sleep(0.5)  # the last of them may still be writing
-        return [f"rank {rank}:\n{self._log(rank).read_text()[before[rank] :]}" for rank in ranks]
+        return [f"rank {rank}:\n{self._log(rank).read_text(encoding='utf-8')[before[rank] :]}" for rank in ranks]
 
     def kill(self) -> None:
         """No rank survives this."""
@@ -132,7 +132,7 @@ class World:
 
 def _serve(rank: int, size: int, store: str, pipe: Connection, log: str) -> None:
     """What a rank does all its life."""
-    sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
+    sys.stdout = sys.stderr = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
     os.dup2(sys.stderr.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)

@@ -207,7 +207,7 @@ def test_a_checkpoint_that_was_cut_off_is_found_out_and_the_one_before_is_used(t
         assert checkpoints.resume() == 3
     if cut != "unfinished":
         assert missing_from(newest)
-        assert "step-000000004 is not complete" in caplog.text
+        assert "step-000000004 cannot be used" in caplog.text
     checkpoints.save(4)
     assert checkpoints.resume() == 4
 
@@ -314,7 +314,7 @@ def test_strays_and_failures_of_one_rank(ranks, tmp_path):
     two_checkpoints(tmp_path)
     shutil.rmtree(tmp_path / "step-000000004")
     (tmp_path / "step-old2").mkdir()
-    (tmp_path / "step-000000009").write_text("not a folder")
+    (tmp_path / "step-000000009").write_text("not a folder", encoding="utf-8")
     ranks.run(2, with_strays, tmp_path, timeout=30)
 
 

@@ -134,13 +134,13 @@ def test_fsdp_moves_what_the_formulas_say(ranks, mesh):
 
 
 def test_the_page_has_the_tables_as_they_are_now():
-    page = scaling.PAGE.read_text()
+    page = scaling.PAGE.read_text(encoding="utf-8")
     assert pages.written(page, scaling.BLOCKS) == page
     assert page.count("<!-- begin: ") == len(scaling.BLOCKS)
 
 
 def test_a_page_without_a_block_is_refused():
-    page = scaling.PAGE.read_text()
+    page = scaling.PAGE.read_text(encoding="utf-8")
     with pytest.raises(SystemExit, match="no place for table:"):
         pages.written(page.replace("<!-- end: table -->", ""), scaling.BLOCKS)
 

@@ -55,10 +55,10 @@ def test_a_damaged_file_is_as_good_as_none(damage, tmp_path):
     store, cell = Store(tmp_path), SMALL[0]
     store.save(cells.run(cell))
     (file,) = tmp_path.iterdir()
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     changed = {"cut": text[: len(text) // 2], "altered": text.replace('"regret": ', '"regret": 1')}.get(damage, damage)
     assert changed != text
-    file.write_text(changed)
+    file.write_text(changed, encoding="utf-8")
     assert store.load(cell) is None
     with Pool(store, 1) as pool:
         assert pool.run([cell])[cell] == store.load(cell)
@@ -77,7 +77,9 @@ def test_results_of_another_version_are_not_found(what, tmp_path, monkeypatch):
         monkeypatch.setattr(cells.native, "LIBRARY", None)
     else:
         read = Path.read_text
-        monkeypatch.setattr(Path, "read_text", lambda file: read(file) + "#" * (file.name == "geometry.py"))
+        monkeypatch.setattr(
+            Path, "read_text", lambda file, encoding: read(file, encoding) + "#" * (file.name == "geometry.py")
+        )
     found = store.load(cell)
     monkeypatch.undo()
     cells.fingerprint.cache_clear()
@@ -91,7 +93,7 @@ def test_a_change_of_one_experiment_leaves_the_others_alone(monkeypatch):
         return {name: cells.fingerprint(name) for name in ("mlp", "motivating", "theorems")} | {"all": cells.code()}
 
     before, read = fingerprints(), Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda file: read(file) + "#" * (file.name == "mlp.py"))
+    monkeypatch.setattr(Path, "read_text", lambda file, encoding: read(file, encoding) + "#" * (file.name == "mlp.py"))
     after = fingerprints()
     monkeypatch.undo()
     cells.fingerprint.cache_clear()
@@ -144,12 +146,12 @@ def test_workers_do_not_outlive_a_run_that_ends_early(signal_, tmp_path):
                 pool.run([mlp.Config(depth=2, steps=steps) for steps in (2, 10**9)])
     """)
     file = tmp_path / "program.py"
-    file.write_text(program)
+    file.write_text(program, encoding="utf-8")
     run = subprocess.Popen(
         [sys.executable, file, tmp_path / "cells"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert run.stdout.readline() == b"one is done\n"
-    workers = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True).stdout.split()
+    workers = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, encoding="utf-8").stdout.split()
     assert len(workers) >= 2
     run.send_signal(signal_)
     run.wait(20)
@@ -164,7 +166,7 @@ def test_workers_do_not_outlive_a_run_that_ends_early(signal_, tmp_path):
 
 def _lives(process):
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state != "Z"
@@ -174,4 +176,4 @@ def test_a_kept_file_says_what_it_is_of(tmp_path):
     Store(tmp_path).save(cells.run(SMALL[3]))
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("mlp-")
-    assert json.loads(file.read_text())["config"]["depth"] == 2
+    assert json.loads(file.read_text(encoding="utf-8"))["config"]["depth"] == 2

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def test_every_format_gives_the_same_sorted_table_numbered_from_0(name, tmp_path
 def test_a_folder_is_searched_for_the_files_by_name(name, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "README").write_text("not this one")
+    (folder / "README").write_text("not this one", encoding="utf-8")
     (folder / name).write_bytes(FORMATS[name])
     assert data.movielens(folder).source == str(folder / name)
 
@@ -145,6 +146,38 @@ def test_a_download_that_is_not_the_whole_table_is_refused_and_the_next_source_i
     assert data.movielens().source == "the wheel of recbole==1.2.1"
 
 
+def bomb(declared=None):
+    """A zip of a few kilobytes whose table has 64 MB, and says how many it has, or lies."""
+    raw = zipped(content=bytes(64_000_000))
+    return raw if declared is None else raw.replace(struct.pack("<I", 64_000_000), struct.pack("<I", declared))
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (bomb(), "ml-100k/u.data in the zip has 64,000,000 bytes, and the table at most 4,194,304"),
+        (bomb(declared=1000), "the zip is damaged .*CRC"),
+        (b"PK" + bytes(40_000_000), "it has more than 33,554,432 bytes"),
+    ],
+    ids=["a bomb", "a bomb that lies", "a file"],
+)
+def test_more_than_the_table_can_have_is_never_in_memory(raw, message, tmp_path):
+    (tmp_path / "ml-100k.zip").write_bytes(raw)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=rf"is not MovieLens 100K: {message}"):
+        data.movielens(tmp_path / "ml-100k.zip")
+    assert tracemalloc.get_traced_memory()[1] < 35_000_000
+    tracemalloc.stop()
+
+
+def test_a_download_without_an_end_is_broken_off(server, monkeypatch):
+    monkeypatch.setattr(data, "ARCHIVE_BYTES", 1000)
+    for endless in (response(bytes(1001)), b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001)):  # with and without a length
+        answer(server, [endless])
+        with pytest.raises(OSError, match="it has more than 1,000 bytes"):
+            GROUPLENS()
+
+
 def test_a_wrong_path_is_an_error_though_other_sources_would_work(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_grouplens", zipped)
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -183,7 +216,7 @@ def test_if_every_source_fails_one_error_says_what_each_one_said(cached):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "disk full"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["fdopen", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
 def test_a_failure_while_the_cache_is_written_leaves_no_part_of_a_file(step, error, cached, monkeypatch):
     def broken(*_):
         raise error
@@ -200,7 +233,7 @@ def test_a_failure_while_the_cache_is_written_leaves_no_part_of_a_file(step, err
 
 
 def test_a_cache_that_cannot_be_made_only_loses_the_caching(tmp_path, monkeypatch, capsys):
-    (tmp_path / "cache").write_text("a file, where the folder should be")
+    (tmp_path / "cache").write_text("a file, where the folder should be", encoding="utf-8")
     monkeypatch.setattr(data, "_grouplens", zipped)
     assert data.movielens().cached is None
     assert main(["data"]) == 0

@@ -49,7 +49,7 @@ def test_a_regret_run_from_the_command_line(game, learner, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "30 rounds" in printed
     assert "FAILS" not in printed
-    assert json.loads(figures.read_text())["config"]["game"] == game
+    assert json.loads(figures.read_text(encoding="utf-8"))["config"]["game"] == game
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

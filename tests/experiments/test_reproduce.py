@@ -85,7 +85,7 @@ def test_files_of_others_are_left_alone(tmp_path):
         write(file, "mine")
     assert run(tmp_path, "--fresh", what="examples") == 0
     assert run(tmp_path, "--fresh", what="examples") == 0
-    assert {file.read_text() for file in others} == {"mine"}
+    assert {file.read_text(encoding="utf-8") for file in others} == {"mine"}
 
 
 @pytest.mark.usefixtures("tiny")
@@ -99,7 +99,7 @@ def test_half_of_another_experiment_is_left_out_of_the_report(whole_run, tmp_pat
     assert run(tmp_path, "--json", what="examples") == 0
     verdicts = {claim["id"]: claim["verdict"] for claim in json.loads(capsys.readouterr().out)["claims"]}
     assert verdicts["storage"] == verdicts["rows-train-at-25"] == "not run"
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert ["section-mlp" in page, "section-movielens" in page, "section-examples" in page] == [False, False, True]
 
 
@@ -138,7 +138,7 @@ def test_a_part_keeps_what_the_others_found(whole_run, tmp_path, capsys):
     assert found["degeneration"] == "holds"
     assert found["rows-beat-entries"] == "not run"
     assert printed["quick"] is True
-    assert "section-movielens" not in (tmp_path / "alone" / "report.html").read_text()
+    assert "section-movielens" not in (tmp_path / "alone" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("tiny")
@@ -151,7 +151,7 @@ def test_without_the_extras_there_are_claims_and_a_word_on_what_is_missing(tmp_p
 
 @pytest.mark.usefixtures("tiny")
 def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     assert run(tmp_path / "file" / "results") == 1
     assert (
         capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_data_that_cannot_be_had_are_named_before_anything_runs(tmp_path, capsys
     assert run(tmp_path / "out", "--data", nowhere, what="movielens") == 1
     assert nowhere in capsys.readouterr().err
     altered = tmp_path / "u.data"
-    altered.write_text("1\t1\t5\t1\n")
+    altered.write_text("1\t1\t5\t1\n", encoding="utf-8")
     assert run(tmp_path / "out", "--data", str(altered), what="movielens") == 1
     assert "is not MovieLens 100K: it has 1 ratings instead of 100,000" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -230,7 +230,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
             sys.exit(cli.main(["reproduce", "examples", "--quick", "--workers", "2", "--out", sys.argv[1]]))
     """)
     file = tmp_path / "program.py"
-    file.write_text(program)
+    file.write_text(program, encoding="utf-8")
 
     def start(out):
         return subprocess.Popen(
@@ -248,6 +248,40 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     assert process.returncode == 0
     assert b", 0 are there already" not in printed
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.separate_process
+def test_a_locale_without_our_letters_changes_no_byte_and_protects_a_full_run_too(tmp_path):
+    def run_in_ascii(out):
+        program = (
+            "import sys; from matrix_adagrad import cli; from matrix_adagrad.experiments import plan;"
+            f"plan.QUICK = plan.{TINY};"
+            "sys.exit(cli.main(['reproduce', 'examples', '--quick', '--json', '--workers', '1', '--out', sys.argv[1]]))"
+        )
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        command = [sys.executable, "-c", program, str(out)]
+        return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
+
+    assert run(tmp_path / "here", what="examples") == 0
+    done = run_in_ascii(tmp_path / "there")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["claims"]) == len(claims.CLAIMS)
+    assert results(tmp_path / "there") == results(tmp_path / "here")
+    full = write(tmp_path / "full" / "claims.json", '{"quick": false, "claims": "√"}')
+    refused = run_in_ascii(full.parent)
+    assert (refused.returncode, results(full.parent)) == (1, {"claims.json": full.read_bytes()})
+    assert "has the results of a full run, and this is a quick run: give another --out" in refused.stderr
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("damaged", [b"", b"{", b"\xff", b"[]", b"{}"])
+def test_results_of_a_run_that_cannot_be_told_are_not_overwritten(tmp_path, capsys, damaged):
+    write(tmp_path / "claims.json", damaged)
+    assert run(tmp_path, what="examples") == 1
+    assert "claims.json cannot be read" in (said := capsys.readouterr().err)
+    assert "give another --out, or delete it" in said
+    assert results(tmp_path) == {"claims.json": damaged}
 
 
 # ------------------------------------------------------------------------------------------------------------ printing

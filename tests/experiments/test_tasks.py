@@ -155,7 +155,7 @@ def test_the_text_does_without_a_source_that_is_missing(monkeypatch, tmp_path, c
     monkeypatch.delitem(sys.modules, "this", raising=False)
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     monkeypatch.setattr(text.sysconfig, "get_path", lambda _: str(tmp_path))
-    (tmp_path / "LICENSE").write_text("You may.")
+    (tmp_path / "LICENSE").write_text("You may.", encoding="utf-8")
     assert text.python_text().startswith("You may.\nThe Zen of Python")
     assert not capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "this", None)

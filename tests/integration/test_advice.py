@@ -57,7 +57,7 @@ def test_it_fits_every_screen(advice, show, width, scheme):
 def test_the_demos_run(demo, tmp_path):
     command = [sys.executable, "-W", "error", "-m", "matrix_adagrad", "advise", "--demo", demo, "--family", "adagrad"]
     command += ["--steps", "16", "--seeds", "2", "--out", str(tmp_path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "steps: " in done.stderr
     assert json.loads(done.stdout)["plan"] == Plan.load(tmp_path / "plan.json").to_dict()

@@ -28,7 +28,7 @@ def torchrun(folder, *options, ranks=2):
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         env={**os.environ, **environment},
         start_new_session=True,
     ) as process:
@@ -40,7 +40,9 @@ def torchrun(folder, *options, ranks=2):
 
 
 def workers(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
+    ]
 
 
 def finished(process):

@@ -24,7 +24,7 @@ runpy.run_path({example!r}, run_name="__main__")
 def torchrun(ranks, *script):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", env=environment, timeout=300)
 
 
 def test_two_ranks_have_the_losses_of_one_and_half_of_its_rows_and_scales():
@@ -45,7 +45,9 @@ def test_a_table_that_is_too_large_for_one_process_is_trained_by_two(tmp_path):
     rows = 2_000_000
     table = 4 * 32 * (rows + rows // 5)
     script = tmp_path / "limited.py"
-    script.write_text(LIMITED.format(room=int(1.6 * table), rows=rows, example=str(EXAMPLE)))  # with its gradient: 2 ×
+    script.write_text(
+        LIMITED.format(room=int(1.6 * table), rows=rows, example=str(EXAMPLE)), encoding="utf-8"
+    )  # with its gradient: 2 ×
     alone = torchrun(1, script)
     assert alone.returncode != 0
     assert "memory" in alone.stderr.lower()

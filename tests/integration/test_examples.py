@@ -20,7 +20,7 @@ if "INTEGRATIONS" not in os.environ:
 
 def run(name, *arguments):
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments], capture_output=True, text=True
+        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments], capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -43,7 +43,7 @@ def test_films_are_recommended_with_their_titles(tmp_path):
     data = movielens()
     columns = (data.users + 1, data.items + 1, data.ratings, data.timestamps)
     lines = ("\t".join(map(str, row)) for row in zip(*(column.tolist() for column in columns), strict=True))
-    (tmp_path / "u.data").write_text("\n".join(lines))
+    (tmp_path / "u.data").write_text("\n".join(lines), encoding="utf-8")
     (tmp_path / "u.item").write_text("\n".join(f"{n}|Título {n}|01-Jan-1995||" for n in range(1, 1683)), "latin-1")
     printed = run("recommender", tmp_path, "42")
     errors = [float(error) for error in re.findall(r"RMSE (.*)", printed)]

@@ -336,6 +336,6 @@ def test_the_optimizer_that_accelerate_wraps_is_saved_as_the_bare_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["transformers_train", "accelerate_train", "lightning_train"])
 def test_the_example_runs(name):
-    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, encoding="utf-8")
     assert run.returncode == 0, run.stderr
     assert "the same bits" in run.stdout

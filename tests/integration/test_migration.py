@@ -22,12 +22,12 @@ def test_the_examples_run_and_without_the_package_an_error_says_what_to_install(
     assert (tested.failed, tested.attempted > 0) == (0, True)
     hidden = "import sys; sys.modules.update(dict.fromkeys(['torchrec', 'fbgemm_gpu']))"
     command = [sys.executable, "-c", f"{hidden}; import matrix_adagrad.interop.{name}"]
-    last = subprocess.run(command, capture_output=True, text=True).stderr.splitlines()[-1]
+    last = subprocess.run(command, capture_output=True, encoding="utf-8").stderr.splitlines()[-1]
     assert f"needs {package}" in last
     assert "pip install --no-deps" in last
 
 
 def test_the_example_ends_where_the_unbroken_run_does():
-    shown = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True)
+    shown = subprocess.run([sys.executable, EXAMPLE], capture_output=True, encoding="utf-8")
     assert shown.returncode == 0, shown.stderr
     assert float(shown.stdout.splitlines()[-1].split()[-1]) < 1e-6

@@ -212,7 +212,7 @@ print("equal")
 
 def test_sharded_arrays_take_the_steps_of_whole_ones_and_statistics_lie_with_their_blocks():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, encoding="utf-8")
     assert run.stdout == "equal\n", run.stderr
 
 
@@ -266,5 +266,5 @@ def test_the_examples_run(name):
 
 def test_without_jax_an_error_says_what_to_install():
     code = "import sys; sys.modules['jax'] = None; import matrix_adagrad; import matrix_adagrad.interop.optax"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert run.stderr.splitlines()[-1].endswith("needs JAX and optax: pip install jax optax")

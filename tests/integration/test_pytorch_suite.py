@@ -23,7 +23,7 @@ def test_pytorchs_generic_optimizer_tests(tmp_path):
     if "PYTORCH_TEST_OPTIM" not in os.environ:
         pytest.skip("PYTORCH_TEST_OPTIM does not name a copy of PyTorch's test/test_optim.py")
     suite = Path(os.environ["PYTORCH_TEST_OPTIM"]).resolve()
-    (tmp_path / "enter_into_the_table.py").write_text(PLUGIN)
+    (tmp_path / "enter_into_the_table.py").write_text(PLUGIN, encoding="utf-8")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-p", "enter_into_the_table", "-p", "no:cacheprovider", "-q", suite.name]
     classes = "MatrixAdaGrad or RowAdaGrad or ColumnAdaGrad or MatrixMomentum or RowMomentum or ColumnMomentum"
@@ -32,7 +32,7 @@ def test_pytorchs_generic_optimizer_tests(tmp_path):
         cwd=suite.parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     sys.stdout.write(run.stdout)

@@ -15,18 +15,18 @@ if "INTEGRATIONS" not in os.environ:
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("reproduce")
     command = [sys.executable, "-m", "matrix_adagrad", "reproduce", "--quick", "--out", str(out)]
-    first = subprocess.run(command, capture_output=True, text=True)
+    first = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert first.returncode == 0, first.stderr
     assert "\033" not in first.stdout + first.stderr  # colours and bars are for terminals
     written = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    second = subprocess.run(command, capture_output=True, text=True)
+    second = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert "cells to run, 0 are there already" not in second.stdout
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == written
     return out
 
 
 def test_every_claim_that_the_quick_run_can_judge_is_judged(out):
-    claims = json.loads((out / "claims.json").read_text())
+    claims = json.loads((out / "claims.json").read_text(encoding="utf-8"))
     verdicts = {claim["id"]: claim["verdict"] for claim in claims["claims"]}
     assert claims["quick"]
     assert verdicts["theorem-1"] == "holds only if: δ meets the condition of App. E"
@@ -58,6 +58,8 @@ def test_the_report_draws_every_figure_and_its_controls_work(out, browser):
         seen = chart.locator(".plot").evaluate("plot => plot.data.map(trace => trace.name).filter(Boolean)")
         assert "Adam" not in seen
         assert "Row-wise Momentum" in seen
-        assert shown.locator(".claims tbody tr").count() == len(json.loads((out / "claims.json").read_text())["claims"])
+        assert shown.locator(".claims tbody tr").count() == len(
+            json.loads((out / "claims.json").read_text(encoding="utf-8"))["claims"]
+        )
         assert shown.get_by_text("Quick run: fewer seeds and a coarser grid.").is_visible()
     assert not complaints

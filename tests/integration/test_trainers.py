@@ -142,14 +142,18 @@ def test_a_lightning_fit_is_seen_as_the_plain_loop_and_reported_to_its_loggers(p
     model = Wrapped()
     expected = plain_loop(model, RowAdaGrad(model.parameters(), lr=0.1), loss_of, 1, accumulate, clip)
     assert_same_portraits(callback.report, expected)
-    assert json.loads((tmp_path / "made" / "probe.json").read_text()) == json.loads(callback.report.to_json())
+    assert json.loads((tmp_path / "made" / "probe.json").read_text(encoding="utf-8")) == json.loads(
+        callback.report.to_json()
+    )
     steps = STEPS // accumulate
     written = scalars_in(tmp_path / "board")
     assert set(callback.report.scalars()) <= set(written)
     assert list(written["participation/rows/model.0.weight"]) == list(range(2, steps + 1, 2))
     last = written["bound/row/model.1.weight"][steps]
     assert last == pytest.approx(callback.report["model.1.weight"].bound["row"], rel=1e-5)
-    assert "participation/rows/model.0.weight" in next((tmp_path / "table").rglob("metrics.csv")).read_text()
+    assert "participation/rows/model.0.weight" in next((tmp_path / "table").rglob("metrics.csv")).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_lightning_fit_is_resumed_with_a_probe(tmp_path):
@@ -232,7 +236,7 @@ def test_a_transformers_training_is_seen_as_the_plain_loop_and_reported_to_tenso
     model = gpt2()
     expected = plain_loop(model, RowAdaGrad(model.parameters(), lr=0.1), loss_of_gpt2, clip=0.5)
     assert_same_portraits(callback.report, expected)
-    assert json.loads((tmp_path / "probe.json").read_text()) == json.loads(callback.report.to_json())
+    assert json.loads((tmp_path / "probe.json").read_text(encoding="utf-8")) == json.loads(callback.report.to_json())
     written = scalars_in(tmp_path)
     assert list(written["train/participation/rows/transformer.wte.weight"]) == [4, STEPS]
     assert {f"train/{tag}" for tag in callback.report.scalars()} <= set(written)
@@ -273,6 +277,6 @@ def test_the_examples_run_and_without_the_package_an_error_says_what_to_install(
     assert (tested.failed, tested.attempted > 0) == (0, True)
     hidden = "import sys; sys.modules.update(dict.fromkeys(['lightning', 'pytorch_lightning', 'transformers']))"
     command = [sys.executable, "-c", f"{hidden}; import matrix_adagrad.interop.{name}"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert f"needs {package}" in run.stderr.splitlines()[-1]
     assert "pip install" in run.stderr.splitlines()[-1]

@@ -52,7 +52,7 @@ MEASURED_CASES = [
 def _extra_kilobytes():
     """What a large step of each case needs, by one program that imports torch once."""
     command = [sys.executable, "-c", MEASURED, repr(MEASURED_CASES)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    run = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True)
     return dict(line.split("=") for line in run.stdout.splitlines())
 
 
@@ -104,7 +104,7 @@ def test_the_kernels_share_torchs_threads():
     if sys.platform != "linux":
         pytest.skip("the maps of a process are a matter of Linux")
     native.load()
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
         runtimes = {line.split("/", 1)[1].strip() for line in maps if "gomp" in line or "libomp" in line}
     assert len(runtimes) == 1, runtimes
     assert isinstance(native.load(), ctypes.CDLL)

@@ -247,6 +247,15 @@ def test_checkpoints_are_saved_while_it_runs(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
+def test_a_link_beside_the_checkpoint_is_not_written_through(tmp_path):
+    file, victim = tmp_path / "run.pt", tmp_path / "victim"
+    victim.write_bytes(b"untouched")
+    (tmp_path / "run.pt.part").symlink_to(victim)
+    game = Adversarial(6, 4)
+    RegretMeter(learner(game)).play(game, 10, checkpoint=file)
+    assert (victim.read_bytes(), file.exists()) == (b"untouched", True)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     game, file = Adversarial(6, 4), tmp_path / "run.pt"
     RegretMeter(learner(game)).play(game, 10, checkpoint=file)

@@ -18,7 +18,7 @@ def test_page_and_pictures_are_the_same_bytes_each_time(tmp_path):
     assert [path.name for path in first] == ["loss.png", "loss.svg", "scales.png", "scales.svg"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
-    for svg in (first[1].read_text(), first[3].read_text()):
+    for svg in (first[1].read_text(encoding="utf-8"), first[3].read_text(encoding="utf-8")):
         assert "<dc:date>" not in svg
         assert "<dc:creator>" not in svg
     assert b"Software" not in first[0].read_bytes() + first[2].read_bytes()
@@ -33,8 +33,8 @@ def test_a_quick_run_says_so_everywhere(tmp_path):
         _, marked = pictures.draw(part, True, tmp_path / "quick")
         _, plain = pictures.draw(part, False, tmp_path / "full")
         # Letters are drawn as outlines; what is written stays as a comment beside them.
-        assert marked.read_text().count("<!-- QUICK RUN -->") == len(part.panels)
-        assert "QUICK" not in plain.read_text()
+        assert marked.read_text(encoding="utf-8").count("<!-- QUICK RUN -->") == len(part.panels)
+        assert "QUICK" not in plain.read_text(encoding="utf-8")
 
 
 AXES = {
@@ -69,9 +69,9 @@ def test_every_figure_is_drawn(axes, lines, tmp_path):
 @pytest.mark.parametrize("panels", [1, 3, 4, 5])
 def test_all_panels_are_in_the_picture(panels, tmp_path):
     _, svg = pictures.draw(figure(panels=panels), False, tmp_path)
-    assert len(set(re.findall(r'id="axes_(\d+)"', svg.read_text()))) >= panels
+    assert len(set(re.findall(r'id="axes_(\d+)"', svg.read_text(encoding="utf-8")))) >= panels
     for i in range(panels):
-        assert svg.read_text().count(f"<!-- {'layers: ' if panels > 1 else ''}{10 * (i + 1)} -->") >= 1
+        assert svg.read_text(encoding="utf-8").count(f"<!-- {'layers: ' if panels > 1 else ''}{10 * (i + 1)} -->") >= 1
 
 
 def test_limits_are_those_of_the_axis():
@@ -103,12 +103,12 @@ def test_every_heat_map_is_drawn(made, tmp_path):
 def test_a_picture_has_the_first_plates_and_says_that_there_are_more(tmp_path, monkeypatch):
     monkeypatch.setattr(heatmaps, "MOST", 2)
     _, svg = pictures.draw(heat_map(count=4), True, tmp_path)
-    text = svg.read_text()
+    text = svg.read_text(encoding="utf-8")
     assert "<!-- parameter: layer.1 -->" in text
     assert "<!-- parameter: layer.2 -->" not in text
     assert "The first 2 of 4" in text
     assert text.count("<!-- QUICK RUN -->") == 4
-    assert "The first" not in pictures.draw(heat_map(count=2), False, tmp_path)[1].read_text()
+    assert "The first" not in pictures.draw(heat_map(count=2), False, tmp_path)[1].read_text(encoding="utf-8")
 
 
 def test_the_first_row_is_at_the_top_whichever_way_the_places_go():

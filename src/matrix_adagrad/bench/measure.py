@@ -86,12 +86,12 @@ def peak_extra_resident_bytes(call: Callable[[], object]) -> int | None:
     call()  # stacks of threads and the like are there from the first call on
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # what is free but not given back would hide what is taken from it
-    reset.write_text("5")
+    reset.write_text("5", encoding="utf-8")
     before = _kilobytes(status, "VmRSS")
     call()
     return max(0, _kilobytes(status, "VmHWM") - before) * 1024
 
 
 def _kilobytes(status: Path, key: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+    line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith(key))
     return int(line.split()[1])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from matrix_adagrad.bench.run import Bar, Case, Report
+from matrix_adagrad.files import write
 
 __all__ = ["print_bars", "print_case", "save"]
 
@@ -41,11 +41,7 @@ def print_bars(bars: list[Bar]) -> None:
 
 def save(report: Report, folder: Path) -> list[Path]:
     """Write ``bench.json`` and, where matplotlib is installed, ``bench.png``; returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "bench.json"]
-    unfinished = written[0].with_suffix(".part")
-    unfinished.write_text(json.dumps(report.as_dict(), indent=1, ensure_ascii=False))
-    os.replace(unfinished, written[0])
+    written = [write(folder / "bench.json", json.dumps(report.as_dict(), indent=1, ensure_ascii=False))]
     try:
         import matplotlib as mpl
     except ImportError:

@@ -313,7 +313,7 @@ def _machine(rounds: int) -> dict[str, Any]:
 
 def _cpu() -> str:
     try:
-        with open("/proc/cpuinfo") as lines:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

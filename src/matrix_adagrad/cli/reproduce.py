@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         return 1
     watch.close()
     if options.json:
-        print((out / "claims.json").read_text(), end="")
+        print((out / "claims.json").read_text(encoding="utf-8"), end="")
         return 0
     print(reproduce.table(verdicts, terminal.painter(sys.stdout)))
     print(f"\n{terminal.tally(verdicts)}" + "\nQUICK RUN: fewer seeds and a coarser grid" * options.quick)
@@ -96,10 +96,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_size(out: Path, quick: bool) -> None:
     """Seven minutes' results are not overwritten by those of one minute, nor the other way round."""
+    claims = out / "claims.json"
     try:
-        there = json.loads((out / "claims.json").read_text())["quick"]
-    except (OSError, ValueError, KeyError, TypeError):
+        there = json.loads(claims.read_bytes())["quick"]
+    except (FileNotFoundError, NotADirectoryError):
         return
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{claims} cannot be read ({error!r}): give another --out, or delete it") from None
     if there is not quick:
         kinds = ("a quick run", "a full run") if there else ("a full run", "a quick run")
         raise ValueError(f"{out} has the results of {kinds[0]}, and this is {kinds[1]}: give another --out")

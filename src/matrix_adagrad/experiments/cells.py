@@ -60,7 +60,7 @@ class Store:
     def load(self, cell: Cell) -> Any:
         """The result, or ``None`` if it is not there, or is damaged."""
         try:
-            kept = json.loads(self._file(cell).read_text())
+            kept = json.loads(self._file(cell).read_text(encoding="utf-8"))
             body = kept["result"]
             if kept["sha256"] != _hash(json.dumps(body)):
                 return None
@@ -109,7 +109,7 @@ def code() -> str:
 def _sources(kind: str) -> Iterator[tuple[str, str]]:
     root = Path(matrix_adagrad.__file__).parent
     for file in sorted(root.rglob(kind)):
-        yield file.relative_to(root).as_posix(), file.read_text()
+        yield file.relative_to(root).as_posix(), file.read_text(encoding="utf-8")
 
 
 def _module(cell: Cell) -> ModuleType:

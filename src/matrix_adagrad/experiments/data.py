@@ -7,6 +7,7 @@ is refused.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -19,8 +20,10 @@ import threading
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -36,6 +39,8 @@ GROUPLENS = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 RECBOLE = "recbole==1.2.1"
 CONNECT, DOWNLOAD = 5.0, 60.0  # how many seconds a source may take to answer, and then to send everything
 NAMES = ("u.data", "ml-100k.inter")
+# The table has 2 MB and its zip 5: what is larger is something else, and not worth the memory.
+TABLE_BYTES, ARCHIVE_BYTES = 4 << 20, 32 << 20
 
 Rows = list[tuple[int, int, int, int]]
 
@@ -70,11 +75,15 @@ def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings
     if path is not None:
         file = _file(path)
         try:
-            rows = _checked(_parsed(file.read_bytes()))
+            rows = _checked(_parsed(_bytes(file)))
         except ValueError as error:
             raise ValueError(f"{file} is not MovieLens 100K: {error}. Get {GROUPLENS} and give its path.") from None
         return _ratings(rows, str(file), _written(rows, cached))
-    sources = {str(cached): cached.read_bytes, GROUPLENS: _grouplens, f"the wheel of {RECBOLE}": _recbole}
+    sources: dict[str, Callable[[], bytes]] = {
+        str(cached): functools.partial(_bytes, cached),
+        GROUPLENS: _grouplens,
+        f"the wheel of {RECBOLE}": _recbole,
+    }
     failures = []
     for source, fetch in sources.items():
         try:
@@ -99,6 +108,19 @@ def _file(path: Path) -> Path:
     raise FileNotFoundError(f"{path} holds none of {', '.join(file.name for file in files)}")
 
 
+def _bytes(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return _limited(stream)
+
+
+def _limited(stream: IO[bytes]) -> bytes:
+    """All that a stream has, unless that is more than MovieLens can be."""
+    raw = stream.read(ARCHIVE_BYTES + 1)
+    if len(raw) > ARCHIVE_BYTES:
+        raise ValueError(f"it has more than {ARCHIVE_BYTES:,} bytes")
+    return raw
+
+
 def _parsed(raw: bytes) -> Rows:
     """The rows of a table, or of the table inside a zip, in any order."""
     lines = (_unzipped(raw) if raw.startswith(b"PK") else raw).splitlines()
@@ -116,12 +138,20 @@ def _parsed(raw: bytes) -> Rows:
 def _unzipped(raw: bytes) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            for member in archive.namelist():
-                if member.rpartition("/")[2] in NAMES:
-                    return archive.read(member)
+            for member in archive.infolist():
+                if member.filename.rpartition("/")[2] in NAMES:
+                    return _table(archive, member)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"the zip is damaged or cut short ({error})") from None
     raise ValueError(f"the zip holds neither {' nor '.join(NAMES)}")
+
+
+def _table(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    size, name = member.file_size, member.filename
+    if size > TABLE_BYTES:
+        raise ValueError(f"{name} in the zip has {size:,} bytes, and the table at most {TABLE_BYTES:,}")
+    with archive.open(member) as stream:
+        return stream.read(TABLE_BYTES)  # no more is unpacked, whatever it said
 
 
 def _checked(rows: Rows) -> Rows:
@@ -162,7 +192,8 @@ def _grouplens() -> bytes:
         try:
             with urllib.request.urlopen(GROUPLENS, timeout=CONNECT) as response:
                 answers.put(b"connected")
-                answers.put(response.read())
+                is_short = response.length is not None and response.length <= ARCHIVE_BYTES
+                answers.put(response.read() if is_short else _limited(response))  # read() knows what is cut short
         except Exception as error:
             answers.put(error)
 
@@ -187,11 +218,13 @@ def _recbole() -> bytes:
         limits = f"--retries 0 --timeout {CONNECT:g}"
         arguments = [sys.executable, "-m", *command.split(), *limits.split(), "-d", folder]
         try:
-            subprocess.run(arguments, check=True, timeout=DOWNLOAD, capture_output=True, text=True)
+            subprocess.run(
+                arguments, check=True, timeout=DOWNLOAD, capture_output=True, encoding="utf-8", errors="replace"
+            )
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"pip was not done within {DOWNLOAD:g} seconds") from None
         except subprocess.CalledProcessError as error:
             said = error.stderr.strip().rpartition("\n")[2]
             raise OSError(f"pip download failed: {said}") from None
         (wheel,) = Path(folder).iterdir()
-        return wheel.read_bytes()
+        return _bytes(wheel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from matrix_adagrad.files import replacing
 from matrix_adagrad.online.proximal import ColumnWise, RowWise, Scaled, Vectorised
 from matrix_adagrad.online.solver import Solution
 
@@ -94,11 +94,9 @@ class Checkpoint:
     def save(self) -> None:
         if not self._is_possible:
             return
-        beside = self._path.with_name(self._path.name + ".part")
         try:
-            torch.save({"what": self._what, "state": self._state()}, beside)
-            os.replace(beside, self._path)
+            with replacing(self._path) as out:
+                torch.save({"what": self._what, "state": self._state()}, out)
         except (OSError, RuntimeError) as error:  # torch says RuntimeError for a full disk: the run goes on
             logging.getLogger("matrix_adagrad").warning("%s could not be written: %s", self._path, error)
-            beside.unlink(missing_ok=True)
         self._saved_at = time.monotonic()

@@ -1,0 +1,136 @@
+"""Reading a checkpoint runs no code of it.
+
+`torch.distributed.checkpoint` keeps metadata, and what is not a tensor, as pickles, and its own reader lets these call
+anything. Here the metadata may name the classes that torch writes there, and nothing else; the rest is loaded as by
+`torch.load(weights_only=True)`.
+"""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as torch_load
+from torch.serialization import _get_layout
+
+__all__ = ["RefusedError", "load", "needed_files"]
+
+MADE = (  # by the pickle, field by field
+    *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties),
+    *(metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
+    filesystem._StorageInfo,
+)
+CALLED: dict[
+    tuple[str, str], Callable[..., Any]
+] = {  # with plain arguments; a path says where the checkpoint was made, and is not opened
+    ("torch", "Size"): torch.Size,
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
+    ("torch.serialization", "_get_layout"): _get_layout,
+    **{
+        (module, name): pathlib.PurePath
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    },
+}
+DTYPES = {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+
+
+class RefusedError(pickle.UnpicklingError):
+    """A checkpoint names something that is not data. Nothing of it was run."""
+
+
+def load(state: dict[str, Any], checkpoint: Path) -> None:
+    """Fill the state from a checkpoint; all ranks call this.
+
+    Raises:
+        RefusedError: if what is not a tensor, or a tensor's file, names something that is not data.
+    """
+    try:
+        torch_load(state, storage_reader=_Reader(checkpoint), planner=_Planner())
+    except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, pickle.UnpicklingError):
+                raise RefusedError(f"the checkpoint {checkpoint} was refused: {_reason(failure)}") from error
+        raise
+
+
+def needed_files(checkpoint: Path) -> dict[str, int]:
+    """The files that a checkpoint consists of besides its metadata, and how many bytes each must have.
+
+    Raises:
+        RefusedError: if the metadata names something that is not metadata.
+    """
+    needed: dict[str, int] = {}
+    for item in _Reader(checkpoint).read_metadata().storage_data.values():
+        needed[item.relative_path] = max(needed.get(item.relative_path, 0), item.offset + item.length)
+    for name in needed:
+        if Path(name).name != name:
+            raise RefusedError(f"{checkpoint / '.metadata'} was refused: it names {name}, which is not in its folder")
+    return needed
+
+
+class _Reader(filesystem.FileSystemReader):
+    def read_metadata(self, *_: Any, **__: Any) -> metadata.Metadata:
+        path = Path(self.path) / ".metadata"
+        with path.open("rb") as file:
+            found = _Unpickler(file, path).load()
+        if not isinstance(found, metadata.Metadata):
+            raise RefusedError(f"{path} was refused: it holds no metadata")
+        found.storage_meta = found.storage_meta or metadata.StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BufferedReader, path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+        made = {(cls.__module__, cls.__name__): _maker(cls) for cls in MADE}
+        self._known: dict[tuple[str, str], Any] = DTYPES | made | {key: _caller(call) for key, call in CALLED.items()}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._known:
+            raise RefusedError(
+                f"{self._path} was refused: it names {module}.{name}, which no metadata needs. Nothing of it was run; "
+                "if the checkpoint is not yours, do not load it by other means"
+            )
+        return self._known[module, name]
+
+
+# A pickle may also set attributes of what it names. It gets these, which are made for it, and not what they stand for.
+
+
+def _maker(cls: type) -> type:
+    return type(cls.__name__, (), {"__new__": lambda _, *args: cls.__new__(cls, *args)})
+
+
+def _caller(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: call(*args)
+
+
+class _Planner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        path = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
+
+
+def _reason(failure: Exception) -> str:
+    """What torch says of a file that it refused, without its advice to load it all the same."""
+    named = re.search(r"GLOBAL (\S+)", str(failure))
+    if named is None:
+        return str(failure).partition("\n")[0]
+    return (
+        f"it names {named[1]}, which is not data. Nothing of it was run; "
+        "torch.serialization.add_safe_globals allows classes of your own"
+    )
