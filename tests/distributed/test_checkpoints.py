@@ -336,3 +336,42 @@ def test_a_state_that_is_refused_leaves_the_model_alone(tmp_path):
     with pytest.raises(ValueError, match="nothing was loaded"):
         Checkpoints(tmp_path, model, optimizer).resume()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_checkpoint_without_shapes_is_resumed_from_with_a_warning(tmp_path, monkeypatch):
+    def run(steps):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = MatrixAdaGrad(model.parameters(), lr=0.1)
+        checkpoints = Checkpoints(tmp_path, model, optimizer)
+        for step in range(checkpoints.resume(), steps):
+            optimizer.zero_grad()
+            model(torch.full((1, 4), step + 1.0)).sum().backward()
+            optimizer.step()
+            checkpoints.save(step + 1)
+        return optimizer.state[model.weight]["step"]
+
+    with monkeypatch.context() as older:
+        older.setattr(MatrixAdaGrad, "shape_to_save", lambda *_: {})
+        run(2)
+    with pytest.warns(UserWarning, match="does not tell the shape of parameter 0"):
+        assert run(3) == 3
+    assert run(4) == 4  # the new one has them
+
+
+def test_a_checkpoint_of_another_width_is_refused_and_the_model_left_as_it_was(tmp_path):
+    def tables(width):
+        torch.manual_seed(width)
+        model = nn.Embedding(10, width)
+        model.weight.grad = torch.ones(10, width)
+        optimizer = MatrixAdaGrad(model.parameters(), lr=0.1)
+        return model, Checkpoints(tmp_path, model, optimizer), optimizer
+
+    _, checkpoints, optimizer = tables(16)
+    optimizer.step()
+    checkpoints.save(1)
+    model, checkpoints, _ = tables(64)
+    before = model.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"of shape \(10, 16\), and here it has shape \(10, 64\)"):
+        checkpoints.resume()
+    assert torch.equal(model.weight, before)

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from torch.serialization import _get_layout
 
-__all__ = ["RefusedError", "load", "needed_files"]
+__all__ = ["RefusedError", "load", "needed_files", "saved_names"]
 
 MADE = (  # by the pickle, field by field
     *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties),
@@ -63,6 +63,11 @@ def load(state: dict[str, Any], checkpoint: Path) -> None:
             if isinstance(failure, pickle.UnpicklingError):
                 raise RefusedError(f"the checkpoint {checkpoint} was refused: {_reason(failure)}") from error
         raise
+
+
+def saved_names(checkpoint: Path) -> set[str]:
+    """The names of all that a checkpoint holds, such as ``"optimizer.state.weight.sum"``."""
+    return set(_Reader(checkpoint).read_metadata().state_dict_metadata)
 
 
 def needed_files(checkpoint: Path) -> dict[str, int]:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from matrix_adagrad.checkpoints import drafts, sums
 from matrix_adagrad.checkpoints.drafts import Draft
 from matrix_adagrad.checkpoints.ranks import by_the_first, rank_and_world
+from matrix_adagrad.optim.saved import SHAPE
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -119,12 +120,15 @@ class Checkpoints:
         """
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
-        from matrix_adagrad.checkpoints.reader import load
+        from matrix_adagrad.checkpoints.reader import load, saved_names
 
         newest = self._newest_whole()
         if newest is None:
             return 0
-        state = self._state(0)
+        state, saved = self._state(0), saved_names(newest)
+        for name, own in state["optimizer"]["state"].items():
+            if f"optimizer.state.{name}.{SHAPE}" not in saved:  # as in older ones: the optimizer says so
+                own.pop(SHAPE, None)
         weights = {"model": state.pop("model")}
         with _alone():
             load(state, newest)
