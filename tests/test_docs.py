@@ -90,7 +90,7 @@ def public_names():
     """What the modules of the package call public, with its path; read, since some modules need other packages."""
     for file in (SOURCE / "matrix_adagrad").rglob("*.py"):
         module = ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-        for statement in ast.parse(file.read_text()).body:
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
                 yield from (f"{module}.{name}" for name in ast.literal_eval(statement.value))
 
@@ -98,7 +98,7 @@ def public_names():
 def test_the_section_of_the_readme_that_first_names_something_says_where_it_is_imported_from():
     public, shown = set(public_names()), set()
     names = {path.rpartition(".")[2] for path in public} - {"matrix_adagrad"}
-    for section in re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
+    for section in re.split(r"^## ", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE):
         paths = re.findall(r"matrix_adagrad(?:\.\w+)+", section)
         for module, imported in re.findall(r"from (matrix_adagrad[\w.]*) import ([\w, ]+)", section):
             of_module = {f"{module}.{name}" for name in imported.split(", ")}
