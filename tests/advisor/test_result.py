@@ -3,7 +3,8 @@ import math
 import pytest
 
 from matrix_adagrad.advisor import Candidate, Outcome, Result, Run
-from matrix_adagrad.advisor.result import AstrayError, size
+from matrix_adagrad.advisor.errors import AstrayError
+from matrix_adagrad.advisor.result import size
 from matrix_adagrad.geometry import Row
 
 COST = (1e-3, 1e-4, 100)
