@@ -55,7 +55,10 @@ class Outcome:
 
     @property
     def good(self) -> tuple[float, float] | None:
-        """The range of learning rates that are about as good as the best one, after an eighth of the steps."""
+        """The learning rates around the best that are about as good after an eighth of the steps, up to the chosen one.
+
+        Short runs like high rates: the one that was chosen in the end may lie below those.
+        """
         first = self.rungs[0]
         lrs, best = list(first), min(first.values())
         if math.isinf(best):
@@ -66,7 +69,7 @@ class Outcome:
             low -= 1
         while high < len(lrs) - 1 and first[lrs[high + 1]] <= limit:
             high += 1
-        return lrs[low], lrs[high]
+        return min(lrs[low], self.lr), max(lrs[high], self.lr)
 
     @property
     def is_at_edge(self) -> bool:
