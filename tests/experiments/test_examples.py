@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 
 import pytest
@@ -52,6 +53,13 @@ def test_a_regret_run_from_the_command_line(game, learner, capsys, tmp_path):
     assert main(["regret", *size, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["game"] == game
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_the_curve_of_the_regret_and_of_its_bounds(tmp_path):
+    assert main(["regret", "--m", "5", "--n", "4", "--rounds", "30", "--picture", str(tmp_path / "regret.svg")]) == 0
+    drawn = (tmp_path / "regret.svg").read_text()
+    labels = re.findall(r"<!-- (.*?) -->", drawn)
+    assert {"regret", "general bound (Cor. 1)", "√2 D Σ √V, row", "√2 D Σ √V, entry", "rounds"} <= set(labels)
 
 
 def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp_path):

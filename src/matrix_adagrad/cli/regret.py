@@ -44,7 +44,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--delta", type=float, help="the stabilizer δ of row, column, entry and whole (default: 1e-8)")
     parser.add_argument("--exact", action="store_true", help="play twice, for exact distances to the best decision")
     parser.add_argument("--checkpoint", type=Path, help="a file to go on from, and to save to, also on Ctrl-C")
-    parser.add_argument("--picture", type=Path, help="where the picture of the trade-off goes (a .png, .svg or .pdf)")
+    parser.add_argument(
+        "--picture", type=Path, help="where the picture of regret and bounds goes (a .png, .svg or .pdf)"
+    )
     add_json(parser)
     parser.set_defaults(run=run, asked=ASKED)
 
@@ -66,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(1)  # on small matrices threads would only wait for each other
     try:
         _check_picture(options.picture)
-        result = regret.run(config, progress=_bar(), checkpoint=options.checkpoint)
+        points = regret.POINTS if options.picture else 0
+        result = regret.run(config, progress=_bar(), checkpoint=options.checkpoint, points=points)
     except ValueError as error:
         print(f"matrix-adagrad regret: {error}", file=sys.stderr)
         return 1
@@ -80,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{config.game} on {config.m}×{config.n}, learner {config.learner}")
         print(result.table(), flush=True)
     if options.picture:
-        regret.draw(result.tradeoff, options.picture)
+        regret.draw(result, options.picture)
     return 0 if result.holds else 3
 
 
