@@ -47,7 +47,7 @@ def main() -> None:
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV", "XDG_"))
         }
-        environment = {**kept, "HOME": str(home), "PATH": f"{venv / 'bin'}:{kept['PATH']}"}
+        environment = {**kept, "HOME": str(home), "PATH": f"{venv / 'bin'}:{kept['PATH']}", "PIP_QUIET": "1"}
         for block in blocks((ROOT / "README.md").read_text()):
             started = time.monotonic()
             print("readme: " + block.replace("\n", "\n        "), flush=True)
