@@ -1,11 +1,12 @@
-# Every target makes .venv and installs what it needs, if that is missing or out of date.
+# Every target makes .venv and installs what it needs, if that is missing or out of date. What it runs gets $(ARGS):
+# make pytest ARGS='-k domains', make reproduce ARGS=--quick.
 PYTHON ?= python3
 BIN := .venv/bin
 
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build test-wheels clean
+.PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build test-wheels test-readme test-targets clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -13,18 +14,18 @@ help: ## list the targets
 
 reproduce: .venv/ready ## run the paper's experiments, judge its claims, write results/report.html (about 7 minutes)
 	@echo "reproduce: the paper's experiments, with the library's own optimizers"
-	@$(BIN)/matrix-adagrad reproduce
+	@$(BIN)/matrix-adagrad reproduce $(ARGS)
 
 test: .venv/ready-test ## lint, types, doctests and tests
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
-pytest: .venv/ready-test
+pytest: .venv/ready-test ## doctests and tests
 	@echo "test: doctests and tests"
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on data that are fetched
 	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning and optax, in a browser, and on MovieLens"
-	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/test_benchmarks_tasks.py
+	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/test_benchmarks_tasks.py $(ARGS)
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers
@@ -35,7 +36,7 @@ test-sanitized: .venv/ready-test ## the native kernels under the address and und
 	  -o $(SANITIZED) -lm
 	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -q -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
-	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native
+	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native $(ARGS)
 
 lint: .venv/ready-test ## style and types
 	@echo "lint: ruff and mypy"
@@ -50,13 +51,13 @@ format: .venv/ready-test ## rewrite the code in the project's style
 
 bench: .venv/ready-bench ## time and memory of a step next to its peers (about 3 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
-	@$(BIN)/matrix-adagrad bench
+	@$(BIN)/matrix-adagrad bench $(ARGS)
 	@echo "bench: the memory of steps in the backward pass"
-	@$(BIN)/python -m benchmarks.in_backward
+	@$(BIN)/python -m benchmarks.in_backward $(filter-out --quick,$(ARGS))
 
 advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes, into results/advice/)
 	@echo "advice: the advisor's choices next to full-length runs"
-	@$(BIN)/python -m benchmarks.advice
+	@$(BIN)/python -m benchmarks.advice $(ARGS)
 
 publish: .venv/ready ## put the results of make reproduce into README and docs/results/
 	@echo "publish: claims and figures of the full run, into README.md and docs/results/"
@@ -86,11 +87,18 @@ test-wheels: build ## both wheels, one after the other, in an empty venv
 	@build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/pure/*.whl
 	@$(SMOKE) pure
 	@cd build && venv/bin/matrix-adagrad regret --rounds 50 > /dev/null
-	@rm -rf build/venv
+	@cd build && venv/bin/matrix-adagrad advise --demo mlp --steps 16 --seeds 2 --family adagrad; test $$? = 4
+	@rm -rf build/venv build/advice
 SMOKE := build/venv/bin/python -W error -W "ignore:Failed to initialize NumPy" .ci/smoke.py README.md
 
+test-readme: ## every command that the README shows, in an empty venv
+	@$(PYTHON) .ci/readme.py
+
+test-targets: ## every target alone, in a clone of its own with an empty home: a small part of those that take long
+	@$(PYTHON) .ci/targets.py
+
 clean: ## remove everything that was made here
-	@rm -rf .venv build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist site src/*.egg-info src/matrix_adagrad/native/*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
 # Nothing is compiled ahead: most of what is installed is never imported.

@@ -35,6 +35,8 @@ def with_claims(page, published):
 
 def main():
     """Copy figures and claims, and rewrite the README's table."""
+    if not (RESULTS / "claims.json").exists():
+        raise SystemExit("results/claims.json is not there: make reproduce, and then make publish")
     claims = json.loads((RESULTS / "claims.json").read_text(encoding="utf-8"))
     if claims["code"] != code()[:12]:
         raise SystemExit("results/ is of another version of the code: make reproduce")

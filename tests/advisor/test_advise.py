@@ -11,11 +11,15 @@ from matrix_adagrad.geometry import Column, Entry, Whole
 from tests.advisor.tasks import BY_COLUMN
 
 TRAIN = """
+import itertools
+from dataclasses import replace
+
 import torch
 from torch import nn
 from matrix_adagrad.advisor import Candidate, Task, around
 
 x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+count = itertools.count()
 
 def task():
     return Task(
@@ -39,6 +43,23 @@ def broken():
 def astray():
     made = task()
     return made.make_model, lambda model, rows: made.loss(model, rows) * float("nan"), made.batches
+
+def but(**other):
+    return lambda: replace(task(), **other)
+
+two_parts = lambda: parts()[:2]
+no_batches = but(batches=[])
+batches_that_are_none = but(batches=lambda seed: None)
+batches_that_end = but(batches=lambda seed: iter(torch.arange(32).split(16)))
+nothing_held_out = but(held_out=[])
+pair_of_losses = but(loss=lambda model, rows: (model(x[rows]).sum(), 0))
+losses_of_rows = but(loss=lambda model, rows: model(x[rows]).sum(1), held_out=[torch.arange(4)])
+no_graph = but(loss=lambda model, rows: model(x[rows]).sum().detach())
+model_itself = but(make_model=nn.Linear(8, 4))
+no_parameters = but(make_model=nn.Tanh)
+present_is_no_candidate = but(present=("SGD", torch.optim.SGD))
+other_starts = but(loss=lambda model, rows: model(x[rows]).sum() + next(count))
+broken_loss = but(loss=lambda model, rows: {}["in the user's loss"])
 """
 
 
@@ -136,7 +157,19 @@ def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
         ("nowhere.py:task", "no file nowhere.py"),
         ("my_training:absent", "has no function 'absent'; it has "),
         ("my_training:number", "number must return a Task or the tuple (make_model, loss, batches), got int"),
+        ("my_training:two_parts", "the tuple (make_model, loss, batches), got the tuple (function, function)"),
         ("my_training:astray", "every candidate went astray"),
+        ("my_training:no_batches", "batches is empty: give at least one batch"),
+        ("my_training:batches_that_are_none", "batches must be an iterable of batches, or a function from a seed"),
+        ("my_training:batches_that_end", "batches ended before the last step"),
+        ("my_training:nothing_held_out", "held_out is empty: give batches, or leave it out"),
+        ("my_training:pair_of_losses", "loss must return a tensor with one number, got a tuple"),
+        ("my_training:losses_of_rows", "loss must return a tensor with one number, got one of shape (4,)"),
+        ("my_training:no_graph", "loss must return a tensor that backward() works on"),
+        ("my_training:model_itself", "make_model must be a function that makes the model, got a model"),
+        ("my_training:no_parameters", "make_model must return a module with parameters to train"),
+        ("my_training:present_is_no_candidate", "must be a Candidate of the advisor's, got tuple"),
+        ("my_training:other_starts", "two runs of seed 0 start with the losses"),
     ],
 )
 def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, message):
@@ -148,9 +181,20 @@ def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, messag
 
 
 @pytest.mark.usefixtures("here")
-def test_an_error_in_the_users_code_keeps_its_traceback():
-    with pytest.raises(RuntimeError, match="in the user's code"):
-        main(["advise", "my_training:broken"])
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [("broken", RuntimeError, "in the user's code"), ("broken_loss", KeyError, "in the user's loss")],
+)
+def test_an_error_in_the_users_code_keeps_its_traceback(target, error, words):
+    with pytest.raises(error, match=words):
+        main(["advise", f"my_training:{target}"])
+
+
+def test_the_parts_of_a_task_are_as_good_as_a_task():
+    parts = BY_COLUMN.make_model, BY_COLUMN.loss, BY_COLUMN.batches
+    assert advise(parts, families=["adagrad"], steps=16, seeds=2).task == "model"
+    with pytest.raises(TypeError, match=r"task must be a Task or the tuple \(make_model, loss, batches\), got Linear"):
+        advise(nn.Linear(2, 2))
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_race(here, capsys):

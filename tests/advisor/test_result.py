@@ -3,7 +3,8 @@ import math
 import pytest
 
 from matrix_adagrad.advisor import Candidate, Outcome, Result, Run
-from matrix_adagrad.advisor.result import AstrayError, size
+from matrix_adagrad.advisor.errors import AstrayError
+from matrix_adagrad.advisor.result import size
 from matrix_adagrad.geometry import Row
 
 COST = (1e-3, 1e-4, 100)
@@ -90,6 +91,12 @@ def test_good_rates_are_neighbours_of_the_best_that_lose_a_quarter_of_its_way_at
     rung = {0.001: 1.99, 0.01: 1.24, 0.1: 1.0, 1.0: 1.2, 10.0: 1.5, 100.0: 1.01}
     one = outcome("a", [1.0, 1.0], rungs=(rung,), lrs=tuple(rung))
     assert one.good == (0.01, 1.0)
+
+
+@pytest.mark.parametrize(("lr", "good"), [(0.002, (0.002, 1.0)), (0.2, (0.01, 1.0)), (5.0, (0.01, 5.0))])
+def test_the_chosen_rate_is_among_the_good_ones(lr, good):
+    rung = {0.001: 1.99, 0.01: 1.24, 0.1: 1.0, 1.0: 1.2, 10.0: 1.5}
+    assert outcome("a", [1.0, 1.0], rungs=(rung,), lrs=tuple(rung), lr=lr).good == good
 
 
 @pytest.mark.parametrize(("lr", "edge"), [(0.01, True), (0.1, False), (1.0, True), (2.0, True)])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 
 import pytest
@@ -43,14 +44,22 @@ def test_a_game_depends_on_its_start():
 @pytest.mark.parametrize("game", regret.GAMES)
 @pytest.mark.parametrize("learner", ["row", "full-column"])
 def test_a_regret_run_from_the_command_line(game, learner, capsys, tmp_path):
-    figures, picture = tmp_path / "regret.json", tmp_path / "tradeoff.png"
+    picture = tmp_path / "regret.png"
     size = ["--m", "5", "--n", "4", "--rounds", "30", "--learner", learner, "--game", game, "--exact"]
-    assert main(["regret", *size, "--json", str(figures), "--picture", str(picture)]) == 0
+    assert main(["regret", *size, "--picture", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert "30 rounds" in printed
     assert "FAILS" not in printed
-    assert json.loads(figures.read_text(encoding="utf-8"))["config"]["game"] == game
+    assert main(["regret", *size, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["game"] == game
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_the_curve_of_the_regret_and_of_its_bounds(tmp_path):
+    assert main(["regret", "--m", "5", "--n", "4", "--rounds", "30", "--picture", str(tmp_path / "regret.svg")]) == 0
+    drawn = (tmp_path / "regret.svg").read_text(encoding="utf-8")
+    labels = re.findall(r"<!-- (.*?) -->", drawn)
+    assert {"regret", "general bound (Cor. 1)", "√2 D Σ √V, row", "√2 D Σ √V, entry", "rounds"} <= set(labels)
 
 
 def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp_path):
@@ -63,10 +72,7 @@ def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["--json", "nowhere/x.json"],
-            "x.json cannot be written: it is a folder, or its folder does not exist",
-        ),
+        (["--picture", "nowhere/x.png"], "x.png cannot be written: it is a folder, or its folder does not exist"),
         (["--picture", "."], ". cannot be written"),
         (["--picture", "x.txt"], "x.txt must end in .png, .svg or .pdf"),
         (["--checkpoint", "."], "the checkpoint . cannot be a file"),

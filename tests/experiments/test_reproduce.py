@@ -142,11 +142,17 @@ def test_a_part_keeps_what_the_others_found(whole_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_without_the_extras_there_are_claims_and_a_word_on_what_is_missing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(reproduce, "EXTRAS", ("matplotlib", "no_such_package"))
-    assert run(tmp_path, what="examples") == 0
-    assert "no report without no_such_package: pip install" in capsys.readouterr().out
-    assert set(results(tmp_path)) == {"claims.json"}
+def test_without_the_extras_there_are_claims_and_data_and_a_word_on_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert run(tmp_path, what="examples") == cli.INCOMPLETE
+    shown, said = capsys.readouterr()
+    assert "claims: " in shown
+    assert said.splitlines()[-2:] == [
+        "matrix-adagrad reproduce: figures/ needs matplotlib: pip install 'matrix-adagrad[experiments]'",
+        "matrix-adagrad reproduce: report.html needs plotly: pip install 'matrix-adagrad[experiments]'",
+    ]
+    assert {file.partition("/")[0] for file in results(tmp_path)} == {"claims.json", "data"}
 
 
 @pytest.mark.usefixtures("tiny")

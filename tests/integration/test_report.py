@@ -6,7 +6,7 @@ import os
 import pytest
 
 from matrix_adagrad.report.document import Axis, Line, Panel
-from tests.integration.pages import LONG, drawn, fits, names
+from tests.integration.pages import LONG, broken_words, drawn, fits, names
 from tests.report.documents import NASTY, document, figure, line, table
 
 if "INTEGRATIONS" not in os.environ:
@@ -133,6 +133,19 @@ def test_nothing_scrolls_sideways(show, width):
     drawn(shown, "loss").locator(".numbers summary").click()
     for summary in shown.locator(".unfold summary").all():
         summary.click()
+    assert fits(shown)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1000, 1280])
+def test_no_word_is_broken_where_a_line_can_break_beside_it(show, width):
+    """Ids at their hyphens, names of parameters at their dots."""
+    words = ("Appendix", "Generalisations hold substantially. " * 5, "", "loss, 0.12 of 0.13\n" * 3, "holds", "")
+    name = "transformer.embeddings.position_embeddings.weight"
+    values = dataclasses.replace(table(), rows=(("degeneration-of-the-bound", 1, 0.5, name), (name, 2, 0.5, None)))
+    made = document((figure(), values))
+    claims = dataclasses.replace(made.claims, rows=(("degeneration-of-the-bound", *words), *made.claims.rows))
+    shown = show(dataclasses.replace(made, claims=claims), width=width)
+    assert broken_words(shown, ".claims .id, .claims .place, .claims td, .sheet td") == []
     assert fits(shown)
 
 

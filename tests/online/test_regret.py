@@ -1,5 +1,6 @@
 """The meter's sums are those of the paper, and it says what it found."""
 
+import itertools
 import json
 import math
 
@@ -164,3 +165,29 @@ def test_bad_use_says_what_is_wrong():
         RegretMeter(learner(game)).play(Adversarial(6, 4, FrobeniusBall(2.0)), 5)
     fixed = MirrorDescent(torch.zeros(6, 4).double(), RowWise(torch.ones(6).double()), game.domain, 1.0)
     assert math.isnan(RegretMeter(fixed).play(game, 5).ledger.distance)
+
+
+@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_course_of_a_game_has_the_regret_that_shorter_games_end_with(name, exact):
+    game = GAMES[name]
+    course = RegretMeter(learner(game), also=("row", "entry")).play(game, 40, points=4, exact=exact).course
+    assert [point["rounds"] for point in course] == [1, 3, 6, 16, 40]
+    for point in course:
+        short = RegretMeter(learner(game), also=("row", "entry")).play(game, int(point["rounds"]), exact=True)
+        assert point["regret"] == pytest.approx(short.regret, rel=1e-9, abs=1e-9)
+        assert point["general bound"] == pytest.approx(short["regret ≤ general bound"].right, rel=1e-6)
+        assert (point["row"], point["entry"]) == pytest.approx(tuple(short.promised.values()), rel=1e-12)
+
+
+def test_a_game_that_goes_on_from_a_checkpoint_has_the_course_of_one_that_was_not_broken_off(tmp_path):
+    game, file = Adversarial(3, 2), tmp_path / "run.pt"
+    whole = RegretMeter(learner(game)).play(game, 40, points=4).course
+
+    def stopped(turns, **_):
+        yield from itertools.islice(turns, 10)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RegretMeter(learner(game)).play(game, 40, points=4, checkpoint=file, progress=stopped)
+    assert RegretMeter(learner(game)).play(game, 40, points=4, checkpoint=file).course == whole

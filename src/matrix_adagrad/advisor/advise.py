@@ -12,12 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from matrix_adagrad.advisor.candidates import FAMILIES, Candidate, by_kind, distinct, ours
+from matrix_adagrad.advisor.errors import RefusedValueError
 from matrix_adagrad.advisor.plan import Choice, Plan
 from matrix_adagrad.advisor.portrait import FIGURES, Portrait
 from matrix_adagrad.advisor.probe import Probe, Report
 from matrix_adagrad.advisor.race import SEEDS, STEPS, Progress, Race
 from matrix_adagrad.advisor.result import Outcome, Result, Standing, difference, size
-from matrix_adagrad.advisor.task import Task, generators_restored
+from matrix_adagrad.advisor.task import Task, as_task, generators_restored
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.text import columns, json_text, shape_text
 
@@ -60,7 +61,7 @@ class Advice:
 
 
 def advise(
-    task: Task,
+    task: Task | tuple[Any, ...],
     *,
     families: Iterable[str] = tuple(FAMILIES),
     present: Candidate | None = None,
@@ -75,7 +76,7 @@ def advise(
     of layer. The plan is that of the candidate with the least state among those that are level with the best.
 
     Args:
-        task: the model, its loss and its batches.
+        task: the model, its loss and its batches: a `Task`, or the tuple of its first arguments.
         families: the update rules that take part: ``"adagrad"``, ``"momentum"``.
         present: the optimizer that you use now; by default the task's.
         steps: of a run.
@@ -95,10 +96,11 @@ def advise(
         >>> advice = advise(task, families=["adagrad"], steps=16, seeds=2)
         >>> optimizer = advice.plan.optimizer(nn.Linear(8, 4))
     """
+    task = as_task(task, "task must be")
     families = [families] if isinstance(families, str) else list(families)
     present = present or task.present
     if not families:
-        raise ValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
+        raise RefusedValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
     with generators_restored():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
         everybody = race.everybody(families)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from matrix_adagrad.advisor.errors import RefusedTypeError, RefusedValueError
 from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry
 from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, geometry_groups
 from matrix_adagrad.optim.base import MatrixOptimizer
@@ -82,9 +83,13 @@ class Candidate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lrs, tuple | list):
-            raise TypeError(f"{self.name}: lrs must be several rates, got {self.lrs!r}: write around({self.lrs!r})")
+            raise RefusedTypeError(
+                f"{self.name}: lrs must be several rates, got {self.lrs!r}: write around({self.lrs!r})"
+            )
         if len(self.lrs) < 2 or list(self.lrs) != sorted(set(self.lrs)) or not 0 < self.lrs[0] < math.inf:
-            raise ValueError(f"{self.name}: lrs must be at least two rates, positive and ascending, got {self.lrs}")
+            raise RefusedValueError(
+                f"{self.name}: lrs must be at least two rates, positive and ascending, got {self.lrs}"
+            )
 
     def beside(self, lr: float) -> tuple[float, float]:
         """The rates half-way to the neighbours of one of them, or as far beyond if it is the first or the last."""
@@ -97,7 +102,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     found = {name: param for name, param in unwrapped(model).named_parameters() if param.requires_grad}
     lazy = [name for name, param in found.items() if is_lazy(param)]
     if lazy:
-        raise ValueError(f"{lazy[0]} has no shape yet: let make_model run the model once")
+        raise RefusedValueError(f"{lazy[0]} has no shape yet: let make_model run the model once")
     return found
 
 
@@ -126,7 +131,7 @@ def by_kind(model: nn.Module) -> dict[str, Geometry]:
 def ours(name: str, family: str, geometries: Mapping[str, Geometry]) -> Candidate:
     """A candidate with an optimizer of this package."""
     if family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(map(repr, FAMILIES))}, got {family!r}")
+        raise RefusedValueError(f"family must be one of {', '.join(map(repr, FAMILIES))}, got {family!r}")
 
     def make(model: nn.Module, lr: float) -> Optimizer:
         make_optimizer: Any = FAMILIES[family].optimizer

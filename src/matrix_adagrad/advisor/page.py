@@ -103,9 +103,9 @@ def _standings(race: Result) -> Table:
         "standings",
         "How the candidates stand",
         "Losses are means over seeds; behind: the paired difference to the best, with its 95 % interval. Good rates "
-        "are those that reach three quarters of what the best rate gains in an eighth of the steps. Milliseconds are "
-        "medians of steps of all candidates in turn, on this machine, for a whole step and for the optimizer's part of "
-        "it; state is the optimizer's memory.",
+        "reach three quarters of what the best rate gains in an eighth of the steps, or lie between those and the "
+        "chosen one. Milliseconds are medians of steps of all candidates in turn, on this machine, for a whole step "
+        "and for the optimizer's part of it; state is the optimizer's memory.",
         ("candidate", *FIGURES),
         tuple(rows),
     )

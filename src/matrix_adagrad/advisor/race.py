@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from matrix_adagrad.advisor.candidates import FAMILIES, UNIFORM, Candidate, distinct, ours, uniform
+from matrix_adagrad.advisor.errors import RefusedTypeError, RefusedValueError
 from matrix_adagrad.advisor.result import Outcome, Result, Run
 from matrix_adagrad.advisor.task import Batches, Task, generators_restored
 
@@ -93,7 +94,7 @@ class Race:
     ) -> None:
         for name, value, allowed in (("steps", steps, ALLOWED_STEPS), ("seeds", seeds, ALLOWED_SEEDS)):
             if value not in allowed:
-                raise ValueError(f"{name} must be from {allowed[0]} to {allowed[-1]:,}, got {value}")
+                raise RefusedValueError(f"{name} must be from {allowed[0]} to {allowed[-1]:,}, got {value}")
         self.task, self.steps, self.seeds = task, steps, range(first + 2, first + 2 + seeds)
         self.tuning = (first, first + 1)
         self.done, self.total = 0, 0
@@ -118,11 +119,13 @@ class Race:
         """Count the steps that these candidates will take, for the progress."""
         for one in candidates:
             if not isinstance(one, Candidate):
-                raise TypeError(f"who takes part must be a Candidate of the advisor's, got {type(one).__name__}")
+                raise RefusedTypeError(f"who takes part must be a Candidate of the advisor's, got {type(one).__name__}")
         names = [one.name for one in candidates]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"candidates need names of their own, and these are there twice: {', '.join(twice)}")
+            raise RefusedValueError(
+                f"candidates need names of their own, and these are there twice: {', '.join(twice)}"
+            )
         self.total += sum(self._cost(one) for one in candidates)
 
     def train(self, candidate: Candidate) -> Outcome:
@@ -167,7 +170,7 @@ class Race:
         run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, watch)
         first = self._first.setdefault(seed, run.losses[0])
         if not math.isclose(run.losses[0], first, rel_tol=SAME, abs_tol=1e-30) and math.isfinite(first):
-            raise ValueError(
+            raise RefusedValueError(
                 f"two runs of seed {seed} start with the losses {first:g} and {run.losses[0]:g}: the model or the "
                 "batches depend on something else than the seed, and runs cannot be compared"
             )
@@ -221,10 +224,10 @@ def judge(task: Task, model: nn.Module) -> float | None:
     if task.held_out is None:
         return None
     model.eval()
-    losses = [float(torch.as_tensor(task.loss(model, batch)).detach()) for batch in task.held_out]
+    losses = [float(task.measure(model, batch).detach()) for batch in task.held_out]
     model.train()
     if not losses:
-        raise ValueError("held_out is empty: give batches, or leave it out")
+        raise RefusedValueError("held_out is empty: give batches, or leave it out")
     return statistics.fmean(losses)
 
 

@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from matrix_adagrad.advisor.candidates import Candidate
+from matrix_adagrad.advisor.errors import AstrayError
 from matrix_adagrad.intervals import Interval, interval
 from matrix_adagrad.text import columns, size
 
-__all__ = ["FIGURES", "LEVEL", "AstrayError", "Outcome", "Result", "Run", "Standing", "difference", "size"]
+__all__ = ["FIGURES", "LEVEL", "Outcome", "Result", "Run", "Standing", "difference", "size"]
 
 FIGURES = ("loss", "behind the best by", "verdict", "lr", "good rates", "ms a step", "optimizer's", "state")
 MARGIN = 0.01  # of the best loss: for less than that nobody would change an optimizer
 CLOSE = 0.02  # of the best loss: what is farther away may be so by chance, but is not called level
 LEVEL = BEST, NO_DIFFERENCE, SMALL = "best", "no difference", "within 1 %"
 GOOD = 0.25  # a learning rate is good if it loses at most so much of the way that the best one has come
-
-
-class AstrayError(RuntimeError):
-    """No candidate trained the model."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,10 @@ class Outcome:
 
     @property
     def good(self) -> tuple[float, float] | None:
-        """The range of learning rates that are about as good as the best one, after an eighth of the steps."""
+        """The learning rates around the best that are about as good after an eighth of the steps, up to the chosen one.
+
+        Short runs like high rates: the one that was chosen in the end may lie below those.
+        """
         first = self.rungs[0]
         lrs, best = list(first), min(first.values())
         if math.isinf(best):
@@ -69,7 +69,7 @@ class Outcome:
             low -= 1
         while high < len(lrs) - 1 and first[lrs[high + 1]] <= limit:
             high += 1
-        return lrs[low], lrs[high]
+        return min(lrs[low], self.lr), max(lrs[high], self.lr)
 
     @property
     def is_at_edge(self) -> bool:

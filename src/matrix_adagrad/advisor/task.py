@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from matrix_adagrad.advisor.candidates import Candidate
+from matrix_adagrad.advisor.errors import RefusedTypeError, RefusedValueError
 
 __all__ = ["Task", "as_task", "generators_restored"]
 
@@ -58,9 +59,11 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.make_model, nn.Module):
-            raise TypeError("make_model must be a function that makes the model, got a model: write lambda: Model(…)")
+            raise RefusedTypeError(
+                "make_model must be a function that makes the model, got a model: write lambda: Model(…)"
+            )
         if isinstance(self.batches, Iterator):
-            raise TypeError(
+            raise RefusedTypeError(
                 f"batches is a {type(self.batches).__name__}, which can be read only once, and every run needs the "
                 "same batches: give a list, a DataLoader, or a function from the seed to an iterable"
             )
@@ -72,23 +75,35 @@ class Task:
         _seed(seed)
         model = self.make_model()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"make_model must return a module, got {type(model).__name__}")
+            raise RefusedTypeError(f"make_model must return a module, got {type(model).__name__}")
+        if not any(param.requires_grad for param in model.parameters()):
+            raise RefusedValueError("make_model must return a module with parameters to train, got one without any")
         return model.train()
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss, checked."""
+    def measure(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss, if it is a number."""
         loss = self.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise TypeError(f"loss must return a tensor with one number, got {got}")
+            raise RefusedTypeError(f"loss must return a tensor with one number, got {got}")
+        return loss
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss, if it is a number that can be trained on."""
+        loss = self.measure(model, batch)
         if not loss.requires_grad:
-            raise TypeError("loss must return a tensor that backward() works on, got one without a graph")
+            raise RefusedTypeError("loss must return a tensor that backward() works on, got one without a graph")
         return loss
 
     def stream(self, seed: int, steps: int) -> Iterator[Any]:
         """The batches of this seed, from the beginning again whenever they end."""
         _seed(seed + 1_000_003)  # what shuffles by itself shuffles alike in every run of a seed
         source = self.batches(seed) if callable(self.batches) else self.batches
+        if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
+            got = type(source).__name__
+            raise RefusedTypeError(
+                f"batches must be an iterable of batches, or a function from a seed to one, got {got}"
+            )
         own = getattr(source, "generator", None)
         if isinstance(own, torch.Generator):  # a DataLoader's
             own.manual_seed(seed)
@@ -120,23 +135,27 @@ def _seed(seed: int) -> None:
 def _again_and_again(source: Iterable[Any]) -> Iterator[Any]:
     if isinstance(source, Iterator):  # it can be read once only, and has to last
         yield from source
-        raise ValueError("batches ended before the last step: let the function return a list, or an endless iterator")
+        raise RefusedValueError(
+            "batches ended before the last step: let the function return a list, or an endless iterator"
+        )
     while True:
         empty = True
         for batch in source:
             empty = False
             yield batch
         if empty:
-            raise ValueError("batches is empty")
+            raise RefusedValueError("batches is empty: give at least one batch")
 
 
-def as_task(made: object, name: str) -> Task:
-    """A task from what a factory returned: a `Task`, or the tuple ``(make_model, loss, batches)``."""
+def as_task(made: object, what: str, name: str = "model") -> Task:
+    """A `Task`, or the tuple ``(make_model, loss, batches)``, as one; ``what`` begins the sentence if it is neither."""
     if isinstance(made, Task):
         return made
     if isinstance(made, tuple) and len(made) in (3, 4) and callable(made[0]) and callable(made[1]):
         return replace(Task(*made), name=name)
-    raise TypeError(
-        f"{name} must return a Task or the tuple (make_model, loss, batches), got {type(made).__name__}: "
-        "see matrix_adagrad.advisor.Task"
+    got = type(made).__name__
+    if isinstance(made, tuple):
+        got = f"the tuple ({', '.join(type(one).__name__ for one in made)})"
+    raise RefusedTypeError(
+        f"{what} a Task or the tuple (make_model, loss, batches), got {got}: see matrix_adagrad.advisor.Task"
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from matrix_adagrad.bench.run import Bar, Case, Report
 from matrix_adagrad.files import write
+from matrix_adagrad.outputs import Output
+from matrix_adagrad.text import json_text
 
-__all__ = ["print_bars", "print_case", "save"]
+__all__ = ["PICTURE", "print_bars", "print_case", "save"]
+
+PICTURE = Output("bench.png", ("matplotlib",), "bench")
 
 
 def print_case(case: Case, copy_bytes_a_second: float) -> None:
@@ -41,19 +44,17 @@ def print_bars(bars: list[Bar]) -> None:
 
 def save(report: Report, folder: Path) -> list[Path]:
     """Write ``bench.json`` and, where matplotlib is installed, ``bench.png``; returns what was written."""
-    written = [write(folder / "bench.json", json.dumps(report.as_dict(), indent=1, ensure_ascii=False))]
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no picture: matplotlib is not installed (pip install matplotlib)")
+    written = [write(folder / "bench.json", json_text(report.as_dict()))]
+    if PICTURE.missing:
         return written
-    mpl.use("Agg")
-    written.append(folder / "bench.png")
-    _draw(report, written[1])
-    return written
+    _draw(report, folder / PICTURE.name)
+    return [*written, folder / PICTURE.name]
 
 
 def _draw(report: Report, path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")

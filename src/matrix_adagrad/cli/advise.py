@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,18 @@ from matrix_adagrad import terminal
 from matrix_adagrad.advisor import Advice, Task
 from matrix_adagrad.advisor import advise as advice_on
 from matrix_adagrad.advisor.candidates import FAMILIES
+from matrix_adagrad.advisor.errors import RefusedError
 from matrix_adagrad.advisor.race import ALLOWED_SEEDS, ALLOWED_STEPS, SEEDS, STEPS
-from matrix_adagrad.advisor.result import AstrayError
 from matrix_adagrad.advisor.task import as_task
-from matrix_adagrad.cli.arguments import listed, positive
+from matrix_adagrad.cli.arguments import INCOMPLETE, add_json, listed, positive, unwritable
 from matrix_adagrad.experiments import tasks
 from matrix_adagrad.files import write
+from matrix_adagrad.outputs import Output
 
-__all__ = ["DEMOS", "add"]
+__all__ = ["DEMOS", "OUTPUTS", "add"]
+
+PAGE = Output("advice.html", ("jinja2", "plotly"), "advisor")
+OUTPUTS = (PAGE,)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def add(commands: Any) -> None:
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
         "  matrix-adagrad advise train.py:task --family adagrad\n"
         "\nIt writes plan.json, advice.json (all numbers) and advice.html (a page to look at).\n\n"
-        "exit code: 0 if there is a plan, 1 if there is none, 2 if the command line is wrong, 130 after Ctrl-C",
+        "exit code: 0 if there is a plan, 1 if there is none, 2 if the command line is wrong,\n"
+        f"{INCOMPLETE} if there is a plan, and the page lacks packages, 130 after Ctrl-C",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("function", nargs="?", metavar="MODULE:FUNCTION", help="what makes the task; or FILE.py:FUNCTION")
@@ -74,8 +78,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--family", choices=FAMILIES, help="AdaGrad alone, or momentum alone (default: both)")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="threads (default: torch's)")
     parser.add_argument("--out", type=Path, default=Path("advice"), help="where everything goes (default: advice)")
-    parser.add_argument("--json", action="store_true", help="print all numbers as JSON and nothing else")
-    parser.set_defaults(run=run)
+    add_json(parser)
+    parser.set_defaults(run=run, outputs=OUTPUTS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,37 +90,28 @@ def run(options: argparse.Namespace) -> int:
     seeds = options.seeds or (demo.seeds if demo else SEEDS)
     families = [options.family] if options.family else list(FAMILIES)
     try:
-        _check_writable(options.out)
+        if problem := unwritable(options.out):
+            raise RefusedError(problem)
         task = _demo(demo) if demo else _task(options.function)
         with contextlib.closing(terminal.Steps(sys.stderr)) as watch:
             advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=watch)
-        written = save(advice, options.out)
-    except (_RefusedError, AstrayError) as error:  # others are of the user's own code: a traceback says where
+        try:
+            written = save(advice, options.out)
+        finally:  # whatever is wrong with the files: the race was long
+            print(advice.to_json() if options.json else f"{advice}\n", end="", flush=True)
+    except RefusedError as error:  # others are of the user's own code: a traceback says where
         print(f"matrix-adagrad advise: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        print(advice.to_json(), end="")
-        return 0
-    print(advice)
-    print("\nwritten: " + ", ".join(map(str, written)))
+    if not options.json:
+        print("\nwritten: " + ", ".join(map(str, written)))
     return 0
-
-
-def _check_writable(out: Path) -> None:
-    """What cannot be written after the race is refused before it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise _RefusedError(f"{out} cannot be written: {error.strerror}") from None
 
 
 def _demo(demo: Demo) -> Task:
     try:
         return demo.task()
     except OSError as error:  # the data cannot be had
-        raise _RefusedError(str(error)) from None
+        raise RefusedError(str(error)) from None
 
 
 def save(advice: Advice, out: Path) -> list[Path]:
@@ -124,13 +119,12 @@ def save(advice: Advice, out: Path) -> list[Path]:
     try:
         written = [advice.plan.save(out / "plan.json"), write(out / "advice.json", advice.to_json())]
     except OSError as error:
-        raise _RefusedError(f"{out} cannot be written: {error.strerror}; the plan was\n{advice.plan}") from None
-    try:
-        from matrix_adagrad.advisor import page
-    except ImportError as error:
-        print(f"no page without {error.name}: pip install jinja2 plotly", file=sys.stderr)
+        raise RefusedError(f"{out} cannot be written: {error.strerror}; the plan was\n{advice.plan}") from None
+    if PAGE.missing:
         return written
-    return [*written, write(out / "advice.html", page.render(advice))]
+    from matrix_adagrad.advisor import page
+
+    return [*written, write(out / PAGE.name, page.render(advice))]
 
 
 def _in(allowed: range) -> Callable[[str], int]:
@@ -142,25 +136,17 @@ def _in(allowed: range) -> Callable[[str], int]:
     return read
 
 
-class _RefusedError(ValueError):
-    """What the user gave is not what it takes; the message says all there is to say."""
-
-
 def _task(target: str) -> Task:
     """The task that the user's own function makes."""
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
-        raise _RefusedError(f"{target!r} is not MODULE:FUNCTION, for example my_package.training:task or train.py:task")
+        raise RefusedError(f"{target!r} is not MODULE:FUNCTION, for example my_package.training:task or train.py:task")
     module = _module(where)
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise _RefusedError(f"{where} has no function {name!r}; it has {there or 'none'}")
-    made = function()
-    try:
-        return as_task(made, name)
-    except TypeError as error:
-        raise _RefusedError(str(error)) from None
+        raise RefusedError(f"{where} has no function {name!r}; it has {there or 'none'}")
+    return as_task(function(), f"{name} must return", name)
 
 
 def _module(where: str) -> ModuleType:
@@ -171,10 +157,10 @@ def _module(where: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{where}.".startswith(f"{error.name}."):
                 raise  # something that it imports is missing
-            raise _RefusedError(f"no module {where!r}: is it installed, or in this folder?") from None
+            raise RefusedError(f"no module {where!r}: is it installed, or in this folder?") from None
     file = Path(where)
     if not file.is_file():
-        raise _RefusedError(f"no file {where}")
+        raise RefusedError(f"no file {where}")
     sys.path.insert(0, str(file.parent.resolve()))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matrix_adagrad.cli.arguments import add_json
 from matrix_adagrad.experiments import data
 
 __all__ = ["add"]
@@ -24,7 +25,7 @@ def add(commands: Any) -> None:
         "exit code: 0 if it is there, 1 if not",
     )
     parser.add_argument("--path", type=Path, help="your u.data, ml-100k.zip or ml-100k.inter, or a folder with one")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_json(parser)
     parser.set_defaults(run=lambda options: run(options.path, options.json))
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from matrix_adagrad.cli.arguments import listed, positive
+from matrix_adagrad.cli.arguments import add_json, listed, positive
 from matrix_adagrad.experiments import regret
-from matrix_adagrad.files import write
+from matrix_adagrad.outputs import Output
+from matrix_adagrad.text import json_text
 
-__all__ = ["add"]
+__all__ = ["ASKED", "add"]
+
+ASKED = {"picture": Output("--picture", ("matplotlib",), "experiments")}
 
 
 def add(commands: Any) -> None:
@@ -42,9 +44,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--delta", type=float, help="the stabilizer δ of row, column, entry and whole (default: 1e-8)")
     parser.add_argument("--exact", action="store_true", help="play twice, for exact distances to the best decision")
     parser.add_argument("--checkpoint", type=Path, help="a file to go on from, and to save to, also on Ctrl-C")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--picture", type=Path, help="where the picture of the trade-off goes (a .png, .svg or .pdf)")
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--picture", type=Path, help="where the picture of regret and bounds goes (a .png, .svg or .pdf)"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run, asked=ASKED)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,36 +67,34 @@ def run(options: argparse.Namespace) -> int:
     if options.m * options.n < 1 << 16:
         torch.set_num_threads(1)  # on small matrices threads would only wait for each other
     try:
-        _check_outputs(options.json, options.picture)
-        result = regret.run(config, progress=_bar(), checkpoint=options.checkpoint)
-    except (ValueError, ImportError) as error:
+        _check_picture(options.picture)
+        points = regret.POINTS if options.picture else 0
+        result = regret.run(config, progress=_bar(), checkpoint=options.checkpoint, points=points)
+    except ValueError as error:
         print(f"matrix-adagrad regret: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         kept = options.checkpoint and options.checkpoint.exists()
         print("\ninterrupted" + f"; the same command goes on from {options.checkpoint}" * bool(kept), file=sys.stderr)
         return 130
-    print(f"{config.game} on {config.m}×{config.n}, learner {config.learner}")
-    print(result.table())
     if options.json:
-        write(options.json, json.dumps({"config": vars(config), **result.to_dict()}, indent=1) + "\n")
+        print(json_text({"config": vars(config), **result.to_dict()}), end="")
+    else:
+        print(f"{config.game} on {config.m}×{config.n}, learner {config.learner}")
+        print(result.table(), flush=True)
     if options.picture:
-        regret.draw(result.tradeoff, options.picture)
+        regret.draw(result, options.picture)
     return 0 if result.holds else 3
 
 
-def _check_outputs(figures: Path | None, picture: Path | None) -> None:
+def _check_picture(path: Path | None) -> None:
     """What cannot be written after a long run is refused before it."""
-    for path in (figures, picture):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ValueError(f"{path} cannot be written: it is a folder, or its folder does not exist")
-    if picture is not None:
-        if picture.suffix not in (".png", ".svg", ".pdf"):
-            raise ValueError(f"{picture} must end in .png, .svg or .pdf")
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise ImportError("--picture needs matplotlib: pip install matplotlib") from None
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} cannot be written: it is a folder, or its folder does not exist")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{path} must end in .png, .svg or .pdf")
 
 
 def _bar() -> Any:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from matrix_adagrad import terminal
-from matrix_adagrad.cli.arguments import cores, listed, positive
+from matrix_adagrad.cli.arguments import INCOMPLETE, add_json, cores, listed, positive
 from matrix_adagrad.experiments import plan, reproduce
 from matrix_adagrad.experiments.cells import Store
 from matrix_adagrad.experiments.claims import judge
 
-__all__ = ["EXPERIMENTS", "add"]
+__all__ = ["EXPERIMENTS", "OUTPUTS", "add"]
+
+OUTPUTS = (reproduce.FIGURES, reproduce.REPORT)
 
 EXPERIMENTS = {
     "all": "all of them, about 7 minutes on 2 cores",
@@ -40,7 +42,7 @@ def add(commands: Any) -> None:
         "  matrix-adagrad reproduce --quick            in a minute, into results/quick/\n"
         "  matrix-adagrad reproduce examples --json    the claims for a script\n"
         "\nexit code: 0 if it ran, whatever the claims' verdicts; 1 if it could not; 2 if the arguments are wrong;\n"
-        "130 after Ctrl-C",
+        f"{INCOMPLETE} if it ran, and packages for figures or the report are missing; 130 after Ctrl-C",
     )
     parser.add_argument("what", nargs="?", choices=EXPERIMENTS, default="all", metavar="EXPERIMENT", help="(all)")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and a coarser grid: about a minute")
@@ -48,8 +50,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", type=Path, help="where everything goes (default: results, or results/quick)")
     parser.add_argument("--data", type=Path, help="your own copy of MovieLens 100K, as for `matrix-adagrad data`")
     parser.add_argument("--workers", type=positive, default=cores(), help="processes (default: one for each core)")
-    parser.add_argument("--json", action="store_true", help="print the claims as JSON and nothing else")
-    parser.set_defaults(run=run)
+    add_json(parser)
+    parser.set_defaults(run=run, outputs=OUTPUTS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -88,9 +90,6 @@ def run(options: argparse.Namespace) -> int:
     print(f"claims: {out / 'claims.json'}")
     if report:
         print(f"report: {report}")
-    else:
-        missing = reproduce.missing_extras()
-        print(f"no report without {', '.join(missing)}: pip install {' '.join(missing)}, and run it again")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import textwrap
@@ -22,10 +21,11 @@ from matrix_adagrad.experiments.plan import Size
 from matrix_adagrad.experiments.pool import Pool
 from matrix_adagrad.experiments.report.contents import document
 from matrix_adagrad.files import write
+from matrix_adagrad.outputs import Output
 from matrix_adagrad.report.tables import csv_text, finite
 from matrix_adagrad.version import __version__
 
-__all__ = ["Progress", "evidence", "missing_extras", "save", "table"]
+__all__ = ["FIGURES", "REPORT", "Progress", "evidence", "save", "table"]
 
 LOOKS = {  # by how a verdict starts: its short word, and its colour
     "holds only if": ("only if", "yellow"),
@@ -34,7 +34,8 @@ LOOKS = {  # by how a verdict starts: its short word, and its colour
     "not decided": ("undecided", "gray"),
     "not run": ("not run", "gray"),
 }
-EXTRAS = ("matplotlib", "numpy", "plotly")
+FIGURES = Output("figures/", ("matplotlib", "numpy"), "experiments")
+REPORT = Output("report.html", ("jinja2", "plotly"), "experiments")
 
 
 class Progress:
@@ -79,13 +80,8 @@ def _kept(store: Store, cells: Sequence[Cell]) -> dict[Cell, Any]:
 # ------------------------------------------------------------------------------------------------------------ results
 
 
-def missing_extras() -> list[str]:
-    """The packages that the report needs and that are not there."""
-    return [name for name in EXTRAS if importlib.util.find_spec(name) is None]
-
-
 def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None:
-    """Write claims.json and, unless packages are missing, figures, their data, and the report, which is returned."""
+    """Write claims.json, data and, unless packages are missing, figures and the report, which is returned."""
     made = {
         "version": __version__,
         "code": code()[:12],
@@ -94,15 +90,18 @@ def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None
     }
     claims = {**made, "claims": [verdict.to_dict(known.size.is_quick) for verdict in verdicts]}
     write(out / "claims.json", json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
-    if missing_extras():
-        return None
-    from matrix_adagrad.report import page, pictures
-
     content = document(known, verdicts)
     for part in content.parts:
         write(out / "data" / f"{part.name}.csv", csv_text(part))
         write(out / "data" / f"{part.name}.json", _json(part))
-    pictures.draw_all(content, out / "figures")
+    if not FIGURES.missing:
+        from matrix_adagrad.report import pictures
+
+        pictures.draw_all(content, out / "figures")
+    if REPORT.missing:
+        return None
+    from matrix_adagrad.report import page
+
     return write(out / "report.html", page.render(content))
 
 

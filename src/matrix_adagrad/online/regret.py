@@ -79,6 +79,7 @@ class RegretMeter:
         self._loss, self._dual, self._quadratic = 0.0, 0.0, 0.0
         self._linear, self._gradients = torch.zeros_like(self._x1), torch.zeros_like(self._x1)
         self._first: Proximal | None = None
+        self._course: list[dict[str, float]] = []
         self._reach: Tensor | None = None
         self._squares = [
             torch.zeros(geometry.statistic_shape(self._x1.shape), dtype=self._x1.dtype, device=self._x1.device)
@@ -129,6 +130,7 @@ class RegretMeter:
         progress: Progress | None = None,
         checkpoint: Path | str | None = None,
         every: float = 30.0,
+        points: int = 0,
     ) -> Regret:
         """Play a game from its first round, or go on from a checkpoint, and report.
 
@@ -139,6 +141,8 @@ class RegretMeter:
             progress: shows how far it is: called as ``tqdm.tqdm(rounds, initial=..., total=...)``, and iterated over.
             checkpoint: a file to continue from, if it is there, and to save to, also when the run is interrupted.
             every: how many seconds pass between two checkpoints.
+            points: how many steps of a constant factor lead from the first round to the last one in `Regret.course`;
+                each asks the game for its best decision so far. With 0 there is no course.
         """
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
@@ -150,7 +154,7 @@ class RegretMeter:
             if (saved := file.load()) is not None:
                 self._load_state_dict(saved)
         if self._best is None:
-            self._play(game, rounds, progress, file)
+            self._play(game, rounds, progress, file, 0 if exact else points)
             best = game.best(rounds, self._gradients)
             if not exact:
                 return self.report(best)
@@ -161,7 +165,7 @@ class RegretMeter:
         assert self._best is not None
         if rounds != self._best_of:
             raise ValueError(f"X* is that of {self._best_of} rounds, and {rounds} are asked for: start a new run")
-        self._play(game, rounds, progress, file)
+        self._play(game, rounds, progress, file, points)
         return self.report(self._best)
 
     def _name(self, game: Game, exact: bool) -> str:
@@ -170,8 +174,8 @@ class RegretMeter:
         passes = "two passes" if exact else "one pass"
         return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, also {also}, {passes}"
 
-    def _play(self, game: Game, rounds: int, progress: Progress | None, file: Checkpoint | None) -> None:
-        start = self.rounds
+    def _play(self, game: Game, rounds: int, progress: Progress | None, file: Checkpoint | None, points: int) -> None:
+        start, stops = self.rounds, {round(rounds ** (i / points)) for i in range(points + 1)} if points else set()
         if start > rounds:
             raise ValueError(
                 f"{start} rounds were played already, and {rounds} are asked for: ask for more, or start anew"
@@ -183,6 +187,8 @@ class RegretMeter:
             with WholeRounds() as interrupt:
                 for t in turns:
                     self.record(*game.loss(t, self.learner.x))
+                    if t + 1 in stops:
+                        self._course.append(self.report(game.best(t + 1, self._gradients)).point())
                     if file is not None and t == start:
                         file.try_out()
                     if file is not None and t % 64 == 0:
@@ -224,6 +230,7 @@ class RegretMeter:
             exact=self._is_target(best.x),
             inequalities=tuple(inequalities(ledger)),
             promised=self._promised(learner.domain),
+            course=tuple(self._course),
         )
 
     def _is_target(self, x: Tensor) -> bool:
@@ -253,7 +260,7 @@ class RegretMeter:
     # ------------------------------------------------------------------------------------------------------ its state
 
     _SUMS = ("_distance", "_loss", "_dual", "_quadratic", "_linear", "_gradients", "_first", "_reach", "_squares")
-    _KEPT = ("_target", "_best", "_best_of", *_SUMS)
+    _KEPT = ("_target", "_best", "_best_of", "_course", *_SUMS)
 
     def _state_dict(self) -> dict[str, Any]:
         kept = {name: getattr(self, name) for name in self._KEPT}

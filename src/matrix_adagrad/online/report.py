@@ -23,6 +23,7 @@ class Regret:
     exact: bool
     inequalities: tuple[Inequality, ...]
     promised: dict[str, float]  # √2 D Σ_b √V_b of each geometry, for these gradients
+    course: tuple[dict[str, float], ...] = ()  # `point` after rounds on the way, if they were asked for
 
     @property
     def regret(self) -> float:
@@ -44,6 +45,11 @@ class Regret:
             raise ValueError("the trade-off is that of an AdaGrad scheme, and this run had another")
         roots = self.ledger.roots.flatten()
         return TradeOff(roots.square(), roots + self.ledger.delta, self.ledger.distance, self.ledger.eta)
+
+    def point(self) -> dict[str, float]:
+        """The rounds, the regret against the best decision for these rounds, and its bounds: a point of a curve."""
+        general = self["regret ≤ general bound"].right
+        return {"rounds": self.rounds, "regret": self.regret, "general bound": general, **self.promised}
 
     def table(self) -> str:
         """The regret and all inequalities, to be printed."""
@@ -80,4 +86,5 @@ class Regret:
             "inequalities": checks,
             "tradeoff": None if self.ledger.roots is None else self.tradeoff.to_dict(),
             "promised": dict(self.promised),
+            "course": list(self.course),
         }

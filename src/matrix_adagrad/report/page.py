@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from matrix_adagrad.report import grids, palette, tables
 from matrix_adagrad.report.document import Axis, Document, Figure, Grid, HeatMap, Line, Plate, Table
@@ -19,6 +19,7 @@ __all__ = ["render"]
 
 SCRIPTS = ("common.js", "curves.js", "heat.js", "page.js")  # each uses those before it
 CLAIM = ("id", "place", "statement", "rule", "figures", "verdict", "command")
+LONG = 24  # letters: a table is too narrow for words that are longer
 # What a verdict begins with, the longer before the shorter, and the kind that gives it its icon and colour.
 VERDICTS = {"holds only if": "condition", "does not hold": "fails", "holds": "holds"}
 KINDS = {
@@ -41,7 +42,7 @@ def render(document: Document) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["code"] = _code
     environment.filters["field"] = tables.field
-    environment.tests["unwieldy"] = lambda text: any(len(word) > 24 for word in str(text).split())
+    environment.tests["unwieldy"] = _is_unwieldy
     template = environment.from_string(_file("template.html"))
     return template.render(
         document=document,
@@ -183,6 +184,16 @@ def _tally(claims: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str]]:
 
 
 def _code(text: str) -> Markup:
-    """Escaped text in which what stands between backticks is set as code."""
-    parts = re.split(r"`([^`]+)`", text)
-    return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))
+    """Escaped text in which what stands between backticks is set as code, and long names may break at their dots."""
+    parts = map(_breakable, re.split(r"`([^`]+)`", text))
+    return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
+
+
+def _breakable(text: str) -> Markup:
+    words = (re.split(r"(?<=[._/])", word) if len(word) > LONG else [word] for word in re.split(r"(\s+)", text))
+    return Markup().join(Markup("<wbr>").join(pieces) for pieces in words)
+
+
+def _is_unwieldy(text: object) -> bool:
+    """Whether a line may have to break inside of a word."""
+    return any(len(piece) > LONG for piece in re.split(r"[\s._/-]", str(text)))

@@ -1,0 +1,89 @@
+"""Every target of the Makefile alone, each in a clone of its own and with an empty home.
+
+    python3 .ci/targets.py [TARGET…]     a small part of those that take long
+    python3 .ci/targets.py --whole       all of the tests
+
+Nothing that one target sets up can help another one. Clones have what is committed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+QUICK = ("help", "lint", "format", "docs", "build", "clean", "publish", "test-wheels", "test-readme")
+PART = {  # what make gets as ARGS, for a part that takes a minute
+    "test": "tests/test_intervals.py",
+    "pytest": "tests/test_intervals.py",
+    "test-integrations": "-k test_solvers",
+    "test-sanitized": "-k test_library",
+}
+ALWAYS_PART = {  # these are no tests, and take long
+    "reproduce": "examples --quick",
+    "bench": "--quick --rounds 2",
+    "advice": "planted-none",
+}
+BEFORE = {"clean": ["build"]}  # so that there is something to remove
+REFUSED = {"publish": "results/claims.json is not there: make reproduce, and then make publish"}
+SELF = "test-targets"
+
+
+def targets() -> list[str]:
+    """The Makefile's, each with a way to try it here."""
+    found = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
+    known = {*QUICK, *PART, *ALWAYS_PART, SELF}
+    assert set(found) == known, f"targets of the Makefile and of this script differ: {set(found) ^ known}"
+    return [name for name in found if name != SELF]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What a stranger's shell has: nothing of this one's Python, caches and make."""
+    own = ("PYTHON", "VIRTUAL_ENV", "XDG_", "MAKE", "MFLAGS", "ARGS", "HF_", "TORCH")
+    return {**{key: value for key, value in os.environ.items() if not key.startswith(own)}, "HOME": str(home)}
+
+
+def problem(target: str, clone: Path, home: Path, args: str) -> str | None:
+    """Run it, with its output on the screen, and say what is wrong."""
+    command = ["make", *BEFORE.get(target, []), target, *([f"ARGS={args}"] if args else [])]
+    said = []
+    with subprocess.Popen(
+        command, cwd=clone, env=environment(home), encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            said.append(line.strip())
+    if target in REFUSED:
+        words = [line for line in said if not line.startswith(("make", "setup: ", f"{target}: "))]
+        return None if process.returncode and words == [REFUSED[target]] else f"it should say: {REFUSED[target]}"
+    if process.returncode:
+        return f"exit code {process.returncode}"
+    state = ["git", "status", "--porcelain", *(["--ignored"] if target == "clean" else [])]
+    left = subprocess.check_output(state, cwd=clone, encoding="utf-8")
+    return f"it left behind\n{left}" if left else None
+
+
+def main(arguments: list[str]) -> str | None:
+    """Try all of them, or those that are named; returns what failed."""
+    whole, names = "--whole" in arguments, [one for one in arguments if one != "--whole"]
+    known, failed = targets(), []
+    assert set(names) <= set(known), f"no such target: {set(names) - set(known)}"
+    for target in names or known:
+        folder, started = Path(tempfile.mkdtemp()), time.monotonic()
+        (folder / "home").mkdir()
+        subprocess.run(["git", "clone", "--quiet", ROOT, folder / "clone"], check=True)
+        print(f"targets: make {target}", flush=True)
+        args = ALWAYS_PART.get(target) or ("" if whole else PART.get(target, ""))
+        wrong = problem(target, folder / "clone", folder / "home", args)
+        shutil.rmtree(folder)
+        print(f"targets: make {target}: {wrong or 'works'}, {time.monotonic() - started:.0f} s\n", flush=True)
+        failed += [target] * bool(wrong)
+    return f"targets: these do not work alone: {', '.join(failed)}" if failed else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
