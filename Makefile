@@ -59,8 +59,8 @@ advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes
 	@echo "advice: the advisor's choices next to full-length runs"
 	@$(BIN)/python -m benchmarks.advice $(ARGS)
 
-publish: .venv/ready ## put the results of make reproduce into README and docs/results/
-	@echo "publish: claims and figures of the full run, into README.md and docs/results/"
+publish: .venv/ready ## put the results of make reproduce into docs/reproduction.md and docs/results/
+	@echo "publish: claims and figures of the full run, into docs/"
 	@$(BIN)/python docs/publish.py
 
 docs: .venv/ready-docs ## the documentation, in site/

@@ -10,7 +10,7 @@ from pathlib import Path
 from matrix_adagrad.experiments.cells import code
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PUBLISHED, README = ROOT / "results", ROOT / "docs" / "results", ROOT / "README.md"
+RESULTS, PUBLISHED, PAGE = ROOT / "results", ROOT / "docs" / "results", ROOT / "docs" / "reproduction.md"
 FIGURES = ("movielens.png", "mlp-depth.png")
 MARKS = ("<!-- the claims, by make publish -->", "<!-- end of the claims -->")
 
@@ -29,12 +29,12 @@ def with_claims(page, published):
     """The page with its table exchanged."""
     found = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
     if not found.search(page):
-        raise SystemExit(f"{README} has no place for the claims: {MARKS[0]} … {MARKS[1]}")
+        raise SystemExit(f"{PAGE} has no place for the claims: {MARKS[0]} … {MARKS[1]}")
     return found.sub(lambda _: rendered(published), page)
 
 
 def main():
-    """Copy figures and claims, and rewrite the README's table."""
+    """Copy figures and claims, and rewrite the table of the page."""
     if not (RESULTS / "claims.json").exists():
         raise SystemExit("results/claims.json is not there: make reproduce, and then make publish")
     claims = json.loads((RESULTS / "claims.json").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def main():
     for figure in FIGURES:
         shutil.copy(RESULTS / "figures" / figure, PUBLISHED / figure)
     (PUBLISHED / "claims.json").write_text(json.dumps(published, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    README.write_text(with_claims(README.read_text(encoding="utf-8"), published), encoding="utf-8")
+    PAGE.write_text(with_claims(PAGE.read_text(encoding="utf-8"), published), encoding="utf-8")
 
 
 if __name__ == "__main__":

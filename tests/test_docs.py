@@ -77,11 +77,11 @@ def test_the_page_prints_what_its_example_prints(page, number, capsys):
     assert capsys.readouterr().out == printed
 
 
-def test_the_readme_has_the_claims_of_the_published_run():
+def test_the_page_has_the_claims_of_the_published_run():
     publish = runpy.run_path(str(ROOT / "docs" / "publish.py"))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     published = json.loads((ROOT / "docs" / "results" / "claims.json").read_text(encoding="utf-8"))
-    assert publish["with_claims"](readme, published) == readme
+    assert publish["with_claims"](page, published) == page
     assert [claim["id"] for claim in published["claims"]] == [claim.id for claim in CLAIMS]
     assert not published["quick"]
 
