@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from benchmarks.pages import DOCS, put, table
-from matrix_adagrad import Together, geometry_groups, muon_with_rows
+from matrix_adagrad import CombinedOptimizer, geometry_groups, muon_with_rows
 from matrix_adagrad.experiments.gpt import GPT, next_character_loss, windows
 from matrix_adagrad.experiments.text import help_texts
 from matrix_adagrad.files import write
@@ -79,7 +79,7 @@ def make(method: str, model: nn.Module, muon_lr: float, lr: float) -> Optimizer:
         hidden, rest = (
             [group for group in groups if (group["name"] == "matrix") is is_muon] for is_muon in (True, False)
         )
-        return Together([Muon(hidden, lr=muon_lr, weight_decay=0.0), AdamW(rest, lr=lr, weight_decay=0.0)])
+        return CombinedOptimizer([Muon(hidden, lr=muon_lr, weight_decay=0.0), AdamW(rest, lr=lr, weight_decay=0.0)])
     rows = "adagrad" if method.endswith("AdaGrad") else "momentum"
     return muon_with_rows(model, lr=muon_lr, rows_lr=lr, rows=rows)  # type: ignore[arg-type]
 
@@ -194,8 +194,8 @@ def llama(vocabulary: int = 128_256, width: int = 4096, layers: int = 32, mlp: i
 def llama_bytes(method: str) -> dict[str, int]:
     """What the optimizers themselves make for these shapes, without memory."""
     optimizer = make(method, llama(), 0.02, 1e-3)
-    if not isinstance(optimizer, Together):
-        optimizer = Together([optimizer])
+    if not isinstance(optimizer, CombinedOptimizer):
+        optimizer = CombinedOptimizer([optimizer])
     optimizer.init_state()
     return state_bytes(optimizer)
 

@@ -1,9 +1,9 @@
-"""Optimizers of several kinds as one, for the tests of `Together`."""
+"""Optimizers of several kinds as one, for the tests of `CombinedOptimizer`."""
 
 import torch
 from torch.optim import SGD, AdamW, Muon
 
-from matrix_adagrad import RowMomentum, Together
+from matrix_adagrad import CombinedOptimizer, RowMomentum
 from tests.optim.training import make_params, train
 
 SHAPES = ((6, 4), (4, 6), (5, 3), (7,), (3, 3))
@@ -21,11 +21,11 @@ def parts_of(params):
 
 def made(dtype=torch.float64):
     params = make_params(dtype, SHAPES)
-    return params, Together(parts_of(params))
+    return params, CombinedOptimizer(parts_of(params))
 
 
 def trained(steps=3):
-    return train(lambda params: Together(parts_of(params)), make_params(shapes=SHAPES), steps)
+    return train(lambda params: CombinedOptimizer(parts_of(params)), make_params(shapes=SHAPES), steps)
 
 
 def assert_same_saved(one, two):

@@ -10,10 +10,10 @@ from torch import nn
 
 from matrix_adagrad import (
     ColumnAdaGrad,
+    CombinedOptimizer,
     MatrixAdaGrad,
     RowAdaGrad,
     RowMomentum,
-    Together,
     geometry_groups,
     step_in_backward,
 )
@@ -24,7 +24,7 @@ OPTIMIZERS = {
     "named": lambda model: ColumnAdaGrad(model.named_parameters(), lr=0.1, weight_decay=0.1),
     "groups": lambda model: MatrixAdaGrad(geometry_groups(model), lr=0.1, reduction="mean"),
     "momentum": lambda model: RowMomentum(model.parameters(), lr=0.1),
-    "together": lambda model: Together(
+    "together": lambda model: CombinedOptimizer(
         [
             RowAdaGrad([model.dense.weight, model.sparse.weight]),
             RowMomentum([*model.hidden.parameters(), *model.head.parameters(), model.unused]),

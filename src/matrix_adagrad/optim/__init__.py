@@ -1,20 +1,20 @@
 """Optimizers for PyTorch."""
 
 from matrix_adagrad.optim.adagrad import ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad
+from matrix_adagrad.optim.combined import CombinedOptimizer
 from matrix_adagrad.optim.groups import geometry_groups
 from matrix_adagrad.optim.in_backward import step_in_backward
 from matrix_adagrad.optim.momentum import ColumnMomentum, MatrixMomentum, RowMomentum
 from matrix_adagrad.optim.muon import muon_with_rows
-from matrix_adagrad.optim.together import Together
 
 __all__ = [
     "ColumnAdaGrad",
     "ColumnMomentum",
+    "CombinedOptimizer",
     "MatrixAdaGrad",
     "MatrixMomentum",
     "RowAdaGrad",
     "RowMomentum",
-    "Together",
     "geometry_groups",
     "muon_with_rows",
     "step_in_backward",

@@ -8,7 +8,7 @@ from types import TracebackType
 from torch import Tensor
 from torch.optim import Optimizer
 
-from matrix_adagrad.optim.together import Together, needed_by_step, without_hooks
+from matrix_adagrad.optim.combined import CombinedOptimizer, needed_by_step, without_hooks
 
 __all__ = ["InBackward", "step_in_backward"]
 
@@ -22,7 +22,7 @@ class InBackward:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        owners = optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,)
+        owners = optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
         for owner in owners:
             _check(owner)
         steps = {

@@ -12,6 +12,7 @@ from torch.optim import Muon, Optimizer
 
 from matrix_adagrad.geometry import Batched
 from matrix_adagrad.optim.adagrad import MatrixAdaGrad
+from matrix_adagrad.optim.combined import CombinedOptimizer
 from matrix_adagrad.optim.groups import Choice, Rules, choose, explained, grouped
 from matrix_adagrad.optim.kinds import MATRIX
 from matrix_adagrad.optim.momentum import MatrixMomentum
@@ -23,7 +24,6 @@ from matrix_adagrad.optim.options import (
     refuse_unknown_keywords,
 )
 from matrix_adagrad.optim.state import is_sharded, shards
-from matrix_adagrad.optim.together import Together
 
 __all__ = ["muon_with_rows"]
 
@@ -47,7 +47,7 @@ def muon_with_rows(
     rules: Rules = "balanced",
     explain: bool = False,
     **options: Any,
-) -> Together:
+) -> CombinedOptimizer:
     r"""`torch.optim.Muon` for the hidden matrices of a model, and this package's optimizers for all else, as one.
 
     Muon orthogonalises a matrix's momentum, which suits hidden layers; embeddings, output heads and vectors need
@@ -120,7 +120,7 @@ def muon_with_rows(
     if rest:
         own: Any = {"reduction": "mean", "decoupled_weight_decay": True, **options}
         parts.append(cls(grouped(rest, weight_decay), lr=usual_lr if rows_lr is None else rows_lr, **own))
-    return Together(parts)
+    return CombinedOptimizer(parts)
 
 
 def _checked(muon: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Rprop
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
-from matrix_adagrad import ColumnAdaGrad, RowMomentum, Together
+from matrix_adagrad import ColumnAdaGrad, CombinedOptimizer, RowMomentum
 from matrix_adagrad.advisor import Probe
 from tests.optim.parts import SHAPES, Model, made, parts_of, trained
 from tests.optim.training import assert_bitwise, make_grads, make_params, train
@@ -141,7 +141,7 @@ def test_a_scaler_unscales_all_parts_and_skips_the_step_of_all():
 
 def test_the_probe_sees_all_parts():
     model = Model()
-    optimizer = Together(parts_of(list(model.own)))
+    optimizer = CombinedOptimizer(parts_of(list(model.own)))
     with Probe(model, optimizer, every=1) as probe:
         train(None, list(model.own), 2, optimizer=optimizer)
     assert [portrait.observed for portrait in probe.report().portraits] == [2] * 5
@@ -165,10 +165,10 @@ def test_a_parameter_of_two_parts_is_named():
     with pytest.raises(
         ValueError, match=r"parameter 'w' of optimizers\[1\] \(RowMomentum\) is in optimizers\[0\] \(SGD\)"
     ):
-        Together([SGD([shared]), RowMomentum([("b", other), ("w", shared)])])
+        CombinedOptimizer([SGD([shared]), RowMomentum([("b", other), ("w", shared)])])
     with pytest.raises(ValueError, match=r"parameter 1 of optimizers\[1\]"):
-        Together([SGD([shared]), SGD([other, shared])])
-    later = Together([SGD([shared]), SGD([other])])
+        CombinedOptimizer([SGD([shared]), SGD([other, shared])])
+    later = CombinedOptimizer([SGD([shared]), SGD([other])])
     later.optimizers[1].add_param_group({"params": [shared]})
     for use in (later.step, later.state_dict):
         with pytest.raises(ValueError, match=r"parameter 1 of optimizers\[1\]"):
@@ -182,27 +182,27 @@ def test_a_parameter_of_two_parts_is_named():
         (lambda p: SGD(p), TypeError, "a list of torch optimizers, got SGD"),
         (7, TypeError, "got int"),
         (["adam"], TypeError, r"optimizers\[0\] \(str\) is no torch optimizer"),
-        (lambda p: [Together([SGD(p)])], TypeError, "give its parts"),
+        (lambda p: [CombinedOptimizer([SGD(p)])], TypeError, "give its parts"),
         (lambda p: [torch.optim.LBFGS(p)], TypeError, "cannot step without closure"),
     ],
 )
 def test_what_cannot_be_together(parts, error, message):
     params = [Parameter(torch.ones(2, 2))]
     with pytest.raises(error, match=message):
-        Together(parts(params) if callable(parts) else parts)
+        CombinedOptimizer(parts(params) if callable(parts) else parts)
 
 
 def test_parts_may_have_schedulers_of_their_own():
     part = SGD([Parameter(torch.ones(2, 2))], lr=1.0)
     schedule = torch.optim.lr_scheduler.ExponentialLR(part, 0.5)
-    Together([part]).step()
+    CombinedOptimizer([part]).step()
     schedule.step()
     assert part.param_groups[0]["lr"] == 0.5
 
 
 def test_a_part_without_parameters_and_state_beside_the_parameters():
     params = [Parameter(torch.ones(2, 2))]
-    optimizer = Together([ColumnAdaGrad([{"params": []}]), Rprop(params)])
+    optimizer = CombinedOptimizer([ColumnAdaGrad([{"params": []}]), Rprop(params)])
     params[0].grad = torch.ones(2, 2)
     optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, RAdam, RMSprop
 from torch.optim.optimizer import Optimizer, StateDict
 
-__all__ = ["Together", "needed_by_step", "without_hooks"]
+__all__ = ["CombinedOptimizer", "needed_by_step", "without_hooks"]
 
 # Torch's optimizers whose state can be made by a step along zeros, and then is what it would have been without it.
 _START_AT_ZERO = (Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, RAdam, RMSprop, SGD)
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     r"""Several optimizers with different parameters, as one: a step of it is a step of each,
 
     .. math:: X^{(k)}_{t+1} = \mathrm{step}_k\big(X^{(k)}_t, G^{(k)}_t\big) \qquad \text{for each part } k,
@@ -36,9 +36,9 @@ class Together(Optimizer):
 
     Example:
         >>> import torch
-        >>> from matrix_adagrad import RowMomentum, Together
+        >>> from matrix_adagrad import CombinedOptimizer, RowMomentum
         >>> table, layer = torch.nn.Embedding(100, 8), torch.nn.Linear(8, 8, bias=False)
-        >>> optimizer = Together([
+        >>> optimizer = CombinedOptimizer([
         ...     torch.optim.Muon(layer.parameters(), lr=0.02, weight_decay=0.0),
         ...     RowMomentum(table.parameters(), lr=1e-3, reduction="mean"),
         ... ])
@@ -202,7 +202,7 @@ def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
         name = f"optimizers[{number}] ({type(part).__name__})"
         if not isinstance(part, Optimizer):
             raise TypeError(f"{name} is no torch optimizer")
-        if isinstance(part, Together):
+        if isinstance(part, CombinedOptimizer):
             raise TypeError(f"{name} is several already: give its parts, [*it.optimizers, ...]")
         if needed := needed_by_step(part):
             raise TypeError(f"{name} cannot step without {needed}: one closure cannot serve several line searches")

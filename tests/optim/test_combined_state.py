@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from matrix_adagrad import Together
+from matrix_adagrad import CombinedOptimizer
 from matrix_adagrad.checkpoints import Checkpoints
 from tests.optim.parts import Model, assert_same_saved, made, parts_of, trained
 from tests.optim.training import assert_bitwise, make_params, train
@@ -38,7 +38,7 @@ def test_a_run_goes_on_from_a_file_of_plain_types():
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     copies = [Parameter(param.detach().clone()) for param in params]
-    loaded = Together(parts_of(copies))
+    loaded = CombinedOptimizer(parts_of(copies))
     loaded.load_state_dict(state_dict=torch.load(file, weights_only=True))
     train(None, params, 3, 3, optimizer)
     train(None, copies, 3, 3, loaded)
@@ -117,7 +117,7 @@ def test_state_that_is_made_between_steps_leaves_that_of_others_alone():
     assert optimizer.state[params[2]]["step"] == 0
 
     old, new = make_params(shapes=((2, 3), (3, 2)))
-    one = Together([AdamW([old, new])])
+    one = CombinedOptimizer([AdamW([old, new])])
     old.grad = torch.ones_like(old)
     one.step()
     one.init_state()
@@ -147,7 +147,7 @@ def test_making_state_changes_no_later_step_of_any_torch_optimizer(name):
         params = make_params(shapes=((4, 3), (3,)))
         part = getattr(torch.optim, name.split()[0])(params, lr=0.1, **OTHERS[name])
         part.register_step_pre_hook(lambda *_: calls.append(1))
-        optimizer, calls = Together([part]), []
+        optimizer, calls = CombinedOptimizer([part]), []
         if makes_state:
             optimizer.init_state()
         assert not calls
@@ -161,7 +161,7 @@ def test_frozen_parameters_get_no_state_and_sparse_tables_are_left_alone():
     frozen, free = make_params(shapes=((2, 3), (3, 2)))
     frozen.requires_grad_(False)
     table = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = Together([AdamW([frozen, free]), torch.optim.SparseAdam(table.parameters())])
+    optimizer = CombinedOptimizer([AdamW([frozen, free]), torch.optim.SparseAdam(table.parameters())])
     optimizer.init_state()
     assert list(optimizer.state) == [free]
 
@@ -190,14 +190,14 @@ def test_a_copy_goes_on_alike(copied):
 
 def test_torchs_checkpoints_hold_all_of_it(tmp_path):
     model, other = Model(), Model()
-    optimizer, fresh = Together(parts_of(list(model.own))), Together(parts_of(list(other.own)))
+    optimizer, fresh = CombinedOptimizer(parts_of(list(model.own))), CombinedOptimizer(parts_of(list(other.own)))
     train(None, list(model.own), 3, optimizer=optimizer)
     set_optimizer_state_dict(other, fresh, get_optimizer_state_dict(model, optimizer))
     assert_same_saved(fresh.state_dict(), optimizer.state_dict())
 
     Checkpoints(tmp_path, model, optimizer).save(3)
     third = Model()
-    resumed = Together(parts_of(list(third.own)))
+    resumed = CombinedOptimizer(parts_of(list(third.own)))
     assert Checkpoints(tmp_path, third, resumed).resume() == 3
     for one, two in ((model, optimizer), (third, resumed)):
         train(None, list(one.own), 2, 3, two)
