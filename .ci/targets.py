@@ -16,19 +16,19 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("help", "lint", "format", "docs", "build", "clean", "publish", "test-wheels", "test-readme")
+QUICK = ("help", "lint", "format", "docs", "clean", "publish", "test-wheels", "test-readme")
 PART = {  # what make gets as ARGS, for a part that takes a minute
     "test": "tests/test_intervals.py",
-    "pytest": "tests/test_intervals.py",
     "test-integrations": "-k test_solvers",
     "test-sanitized": "-k test_library",
 }
-ALWAYS_PART = {  # these are no tests, and take long
+ALWAYS_PART = {  # the same for what takes long and is no test, or is tested with another target
+    "pytest": "tests/test_intervals.py",
     "reproduce": "examples --quick",
     "bench": "--quick --rounds 2",
     "advice": "planted-none",
 }
-BEFORE = {"clean": ["build"]}  # so that there is something to remove
+BEFORE = {"clean": "build"}  # in the same clone, so that there is something to remove
 REFUSED = {"publish": "results/claims.json is not there: make reproduce, and then make publish"}
 SELF = "test-targets"
 
@@ -36,9 +36,9 @@ SELF = "test-targets"
 def targets() -> list[str]:
     """The Makefile's, each with a way to try it here."""
     found = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
-    known = {*QUICK, *PART, *ALWAYS_PART, SELF}
+    known = {*QUICK, *PART, *ALWAYS_PART, *BEFORE.values(), SELF}
     assert set(found) == known, f"targets of the Makefile and of this script differ: {set(found) ^ known}"
-    return [name for name in found if name != SELF]
+    return [name for name in found if name != SELF and name not in BEFORE.values()]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -49,7 +49,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def problem(target: str, clone: Path, home: Path, args: str) -> str | None:
     """Run it, with its output on the screen, and say what is wrong."""
-    command = ["make", *BEFORE.get(target, []), target, *([f"ARGS={args}"] if args else [])]
+    command = ["make", *filter(None, [BEFORE.get(target), target, args and f"ARGS={args}"])]
     said = []
     with subprocess.Popen(
         command, cwd=clone, env=environment(home), encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
