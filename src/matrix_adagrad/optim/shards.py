@@ -97,7 +97,8 @@ def _place(mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
     What depends on the own rank must ask for it: meshes compare equal on all ranks, and after a restart with other
     ranks torch's caches still hand out the old ones, which know the old place.
     """
-    return tuple((mesh.mesh == rank).nonzero()[0].tolist())
+    found = (mesh.mesh == rank).nonzero().tolist()
+    return tuple(found[0]) if found else (0,) * mesh.ndim  # a rank outside of it holds nothing
 
 
 def shard_number(param: DTensor) -> int:

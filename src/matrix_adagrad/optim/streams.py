@@ -37,12 +37,12 @@ class Streams:
     """The random numbers of one optimizer.
 
     Args:
-        kind: what replicas of the optimizer have in common. The first one of a kind in a process is a replica of the
-            first ones in others, and so on.
+        kind: what replicas of the optimizer have in common. The first one of a kind that draws is a replica of the
+            first ones in other processes, and so on.
     """
 
     def __init__(self, kind: str) -> None:
-        self._key = f"matrix_adagrad/{kind}/{next(_ordinals[kind])}"
+        self._kind, self._key = kind, ""
         self._drawn = self._agreed = 0
         self._positions: dict[int, int] = {}
 
@@ -53,7 +53,9 @@ class Streams:
 
     def draw(self) -> None:
         """Draw the seed now: a run that is resumed constructs its optimizer at the same place, and draws it again."""
-        self._drawn = self._drawn or int(torch.randint(1, 1 << 62, (), device="cpu"))
+        if not self._key:
+            self._key = f"matrix_adagrad/{self._kind}/{next(_ordinals[self._kind])}"
+            self._drawn = int(torch.randint(1, 1 << 62, (), device="cpu"))
 
     def place(self, params: Iterable[Tensor]) -> None:
         """The parameters, in the order that tells them apart; what was said before is forgotten."""
