@@ -13,7 +13,7 @@ LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 kernels = Extension(
     "matrix_adagrad.native._kernels",
     sources=[f"{NATIVE}/{name}.c" for name in SOURCES],
-    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "tiles")],
+    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "threads", "tiles")],
     # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
     extra_compile_args=[
         *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),

@@ -1,6 +1,7 @@
 """The library of kernels: what it needs besides its tensors, and what happens where it cannot be loaded."""
 
 import ctypes
+import importlib
 import logging
 import resource
 import subprocess
@@ -9,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from matrix_adagrad import RowAdaGrad, native
-from tests.optim.training import make_grads, make_params
+from matrix_adagrad import MatrixMomentum, RowAdaGrad, native
+from tests.optim.training import assert_bitwise, make_grads, make_params
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
-
+fused = importlib.import_module("matrix_adagrad.optim.step.fused")  # the package has a function of that name
 
 MEASURED = """
 import os, resource, sys, torch
@@ -97,6 +98,36 @@ def test_a_library_that_cannot_be_loaded_is_as_none(monkeypatch, tmp_path):
         monkeypatch.undo()
         for cached in (native.missing, native.load):
             cached.cache_clear()
+
+
+def test_a_library_with_another_interface_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    with pytest.raises(OSError, match="it is of another version: reinstall"):
+        native.load.__wrapped__()
+
+
+@pytest.mark.parametrize("geometry", ["row", "column", "entry", "whole"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_without_memory_to_work_in_no_step_is_taken(geometry, is_sparse, monkeypatch):
+    x, y = make_params(torch.float32, [(600, 900), (6, 4)])
+    for param in (x, y):
+        param.grad = torch.ones_like(param).to_sparse(1) if is_sparse else torch.ones_like(param)
+    optimizer = MatrixMomentum([y, x], geometry=geometry, fused=True)
+    optimizer.init_state()
+    before = [value.clone() for param in (x, y) for value in (param, *optimizer.state[param].values())]
+    monkeypatch.setattr(fused, "_kept", fused._Kept())
+
+    def empty(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with monkeypatch.context() as without:
+        without.setattr(torch, "empty", empty)
+        with pytest.raises(MemoryError, match="no step was taken: it needs .* bytes"):
+            optimizer.step()
+    after = [value for param in (x, y) for value in (param, *optimizer.state[param].values())]
+    assert_bitwise(before, after)
+    optimizer.step()
+    assert not torch.equal(x, before[0])
 
 
 def test_the_kernels_share_torchs_threads():

@@ -99,19 +99,27 @@ def _without(padding: int, index: Tensor, offsets: Tensor) -> tuple[Tensor, Tens
     return index[keep], kept[offsets]
 
 
+def _what_is_missing(rows: int, index: Tensor) -> str:
+    low, high = index.aminmax() if len(index) else (0, -1)
+    if 0 <= low <= high < rows:
+        return f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
+    return f"the table has {rows} rows, and its bags have rows {low} to {high}"
+
+
 class _SumBags(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
         rows, columns = weight.shape
         bags = len(offsets) - 1
         out = weight.new_empty(bags, columns)
-        found = native.load().matrix_adagrad_sum_bags(
+        wrong = native.load().matrix_adagrad_sum_bags(
             *(weight.data_ptr(), rows, columns, weight.stride(0), native.DTYPES[weight.dtype]),
-            *(index.data_ptr(), len(index), offsets.data_ptr(), bags, out.data_ptr(), torch.get_num_threads()),
+            *(index.data_ptr(), len(index), offsets.data_ptr(), bags, out.data_ptr(), native.threads()),
         )
-        if not found:
-            low, high = index.aminmax()
-            raise IndexError(f"the table has {rows} rows, and its bags have rows {low} to {high}")
+        if wrong == native.NO_MEMORY:
+            raise MemoryError(f"no memory was left to sum bags of {len(index)} rows")
+        if wrong:
+            raise IndexError(_what_is_missing(rows, index))
         ctx.save_for_backward(index, offsets)
         ctx.shape = weight.shape
         return out

@@ -112,7 +112,7 @@ def _native(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor
     factors = torch.empty_like(lengths)
     native.load().matrix_adagrad_shrink(
         *(lengths.data_ptr(), scales.data_ptr(), a.numel() // entries, entries),
-        *(slack, factors.data_ptr(), torch.get_num_threads()),
+        *(slack, factors.data_ptr(), native.threads()),
     )
     return (factors.movedim(last, dims) if many else factors).to(a.dtype)
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "kernels.h"
+#include "threads.h"
 
 enum { NEWTON = 8, BISECTION = 24, RUN = 4096, AT_ONCE = 64 };
 #define CLOSE 1e-9 /* a step so short, relatively, is the last: Newton's method squares the error */
@@ -52,9 +53,11 @@ static sums sum_run(const block *b, int64_t from, int64_t to, double lambda) {
 /* Runs of a fixed length, added in their order: the same bits for any number of threads. */
 static sums sum_block(const block *b, double lambda, int64_t threads) {
     sums total = {0, 0}, parts[AT_ONCE];
+    if (b->entries <= RUN)
+        return sum_run(b, 0, b->entries, lambda);
     for (int64_t start = 0; start < b->entries; start += (int64_t)AT_ONCE * RUN) {
         int64_t count = least(ceil_div(b->entries - start, RUN), AT_ONCE);
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (threads > 1)
+        PARALLEL_EVENLY
         for (int64_t k = 0; k < count; k++)
             parts[k] = sum_run(b, start + k * RUN, least(start + (k + 1) * RUN, b->entries), lambda);
         for (int64_t k = 0; k < count; k++) {
@@ -106,7 +109,8 @@ EXPORT void matrix_adagrad_shrink(const double *a, const double *s, int64_t bloc
     if (blocks * entries <= SERIAL)
         threads = 1;
     int64_t inside = blocks < threads ? threads : 1;
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (threads > 1 && inside == 1)
+    threads = inside == 1 ? threads : 1;
+    PARALLEL_EVENLY
     for (int64_t k = 0; k < blocks; k++)
         shrink((block){a + k * entries, s + k * entries, entries, 0}, slack, factor + k * entries, inside);
 }

@@ -1,9 +1,9 @@
 /* The step of `step/reference.py` for a list of tensors with dense gradients. */
 
 #include "kernels.h"
+#include "threads.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 extern const arithmetic *const ARITHMETIC_ANYWHERE[DTYPES], *const ARITHMETIC_AVX2[DTYPES],
@@ -70,13 +70,29 @@ typedef struct {
     int staged;                   /* tiles are copies, for entries are not neighbours, or not yet what the rule asks for */
     int at_once;                  /* rows are read and moved in one go */
     int64_t rows, columns;        /* of a tile, at most */
+    char *rooms;                  /* of all threads, one behind the other */
+    int64_t room_bytes;
 } work;
 
+/* What a thread has besides the tensors: copies of a tile, and sums by column, of a few rows and of all. */
 typedef struct {
-    double x[TILE], g[TILE], average[TILE], v[TILE];
+    void *x, *g, *average, *v, *level, *sums;
 } buffers;
 
-static work plan(const tensor *t, const settings *s, int what)
+static int64_t room_bytes(const tensor *t)
+{
+    int64_t real = t->dtype == F64 ? sizeof(double) : sizeof(float);
+    return (4 * TILE + (t->kind == PER_INNER ? 2 * STRIPE : 0)) * real;
+}
+
+static buffers room_here(const work *w)
+{
+    int64_t copy = TILE * w->f->real, stripe = STRIPE * w->f->real;
+    char *x = w->rooms + thread_number() * w->room_bytes, *level = x + 4 * copy;
+    return (buffers){x, x + copy, x + 2 * copy, x + 3 * copy, level, level + stripe};
+}
+
+static work plan(const tensor *t, const settings *s, int what, char *rooms, int64_t room_bytes)
 {
     int neighbours = t->x.inner == 1 && t->g.inner == 1 && (!s->momentum || t->average.inner == 1) &&
                      (t->kind != PER_ENTRY || t->statistic.inner == 1);
@@ -88,7 +104,7 @@ static work plan(const tensor *t, const settings *s, int what)
     int64_t rows = staged ? least(ROWS, most(1, TILE / columns)) : ROWS;
     int at_once = t->kind == PER_OUTER && what == (READ | MOVE) && t->inner <= columns;
     if (at_once && !staged) rows = t->outer;
-    return (work){t, s, what, stored, staged ? real : stored, staged, at_once, rows, columns};
+    return (work){t, s, what, stored, staged ? real : stored, staged, at_once, rows, columns, rooms, room_bytes};
 }
 
 static void load(const arithmetic *f, const array *a, int64_t i, int64_t j, const tile *t, void *to)
@@ -283,7 +299,7 @@ static void step_tiles(const work *w, box b, buffers *room)
 static void sum_columns(const work *w, box b, void *sums, buffers *room)
 {
     enum { LEVEL = 512 };
-    double level[STRIPE];
+    void *level = room->level;
     int64_t bytes = (b.j1 - b.j0) * w->f->real;
     memset(sums, 0, (size_t)bytes);
     for (int64_t i0 = b.i0; i0 < b.i1; i0 += LEVEL) {
@@ -335,7 +351,7 @@ static void per_outer(const work *w, int64_t threads)
     if (w->at_once && are_long(w->t->inner, w->stored->size)) rows = ceil_div(rows, TOGETHER) * TOGETHER;
     PARALLEL_FOR
     for (int64_t i = 0; i < w->t->outer; i += rows) {
-        buffers room;
+        buffers room = room_here(w);
         box b = {i, least(w->t->outer, i + rows), 0, w->t->inner};
         if (w->at_once) step_tiles(w, b, &room);
         else if (w->t->inner > w->columns) step_long_rows(w, b, &room);
@@ -347,7 +363,7 @@ static void per_entry(const work *w, int64_t threads)
 {
     PARALLEL_FOR
     for (int64_t p = 0; p < pieces(w); p++) {
-        buffers room;
+        buffers room = room_here(w);
         step_tiles(w, piece(w, p), &room);
     }
 }
@@ -359,7 +375,7 @@ static void step_by_parts(const work *w, int64_t i, int64_t rows, int64_t thread
     if (w->what & READ) {
         PARALLEL_FOR
         for (int64_t q = 0; q < rows * parts; q++) {
-            buffers room;
+            buffers room = room_here(w);
             sums[q] = sum_part(w, part_of_row(w, i + q / parts, q % parts), &room);
         }
         for (int64_t k = 0; k < rows; k++) {
@@ -371,7 +387,7 @@ static void step_by_parts(const work *w, int64_t i, int64_t rows, int64_t thread
     if (!(w->what & MOVE)) return;
     PARALLEL_FOR
     for (int64_t q = 0; q < rows * parts; q++) {
-        buffers room;
+        buffers room = room_here(w);
         move_box(w, part_of_row(w, i + q / parts, q % parts), scale_of(w, i + q / parts), &room);
     }
 }
@@ -391,7 +407,7 @@ static void per_tensor(const work *w, int64_t threads, double *sums)
     if (w->what & READ) {
         PARALLEL_FOR
         for (int64_t q = 0; q < parts; q++) {
-            buffers room;
+            buffers room = room_here(w);
             sums[q] = 0;
             for (int64_t p = q * a_part; p < least(count, (q + 1) * a_part); p++) sums[q] += sum_box(w, piece(w, p), &room);
         }
@@ -402,14 +418,14 @@ static void per_tensor(const work *w, int64_t threads, double *sums)
     if (!(w->what & MOVE)) return;
     PARALLEL_FOR
     for (int64_t p = 0; p < count; p++) {
-        buffers room;
+        buffers room = room_here(w);
         move_box(w, piece(w, p), scale_of(w, 0), &room);
     }
 }
 
 static void per_small_tensor(const work *w)
 {
-    buffers room;
+    buffers room = room_here(w);
     box all = {0, w->t->outer, 0, w->t->inner};
     if (w->what & READ) take_sum(w, 0, sum_box(w, all, &room));
     if (w->what & MOVE) move_box(w, all, scale_of(w, 0), &room);
@@ -427,7 +443,7 @@ static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads,
     if (w->what & READ) {
         PARALLEL_FOR
         for (int64_t q = 0; q < chunks * stripes; q++) {
-            buffers room;
+            buffers room = room_here(w);
             int64_t i = least(t->outer, q / stripes * rows), j = j0 + q % stripes * STRIPE;
             box b = {i, least(t->outer, i + rows), j, least(j1, j + STRIPE)};
             sum_columns(w, b, at(sums, q / stripes * n + j - j0, real), &room);
@@ -440,7 +456,7 @@ static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads,
     int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* back from the end, whose gradient is still in a cache */
     PARALLEL_FOR
     for (int64_t q = 0; q <= last; q++) {
-        buffers room;
+        buffers room = room_here(w);
         int64_t i = (last - q) / stripes * rows, j = j0 + (last - q) % stripes * STRIPE;
         box b = {i, least(t->outer, i + rows), j, least(j1, j + STRIPE)};
         move_columns(w, b, at(sums, j - j0, real), &room);
@@ -454,55 +470,68 @@ static void per_inner(const work *w, int64_t threads, void *scratch)
     if (chunks == 1) {
         PARALLEL_FOR
         for (int64_t j = 0; j < inner; j += STRIPE) {
-            double own[STRIPE];
-            step_columns(w, j, least(inner, j + STRIPE), 1, (char *)own);
+            buffers room = room_here(w);
+            work alone = *w;
+            alone.rooms = room.x;
+            step_columns(&alone, j, least(inner, j + STRIPE), 1, room.sums);
         }
         return;
     }
-    double small[LARGE / ROWS];
     int64_t columns = scratch ? SCRATCH / w->f->real / chunks : inner;
     for (int64_t j = 0; j < inner; j += columns)
-        step_columns(w, j, least(inner, j + columns), threads, scratch ? scratch : (void *)small);
+        step_columns(w, j, least(inner, j + columns), threads, scratch ? scratch : room_here(w).sums);
 }
 
-static void step(const tensor *t, const settings *s, int what, int64_t threads, void *scratch)
+/* The room of a step: sums that threads share, which small tensors do without, and a part for each thread. */
+typedef struct {
+    void *scratch;
+    char *rooms;
+    int64_t room_bytes;
+} memory;
+
+static void step(const tensor *t, const settings *s, int what, int64_t threads, memory m)
 {
-    work w = plan(t, s, what);
-    if (t->kind == PER_INNER) per_inner(&w, threads, scratch);
+    work w = plan(t, s, what, m.rooms, m.room_bytes);
+    if (t->kind == PER_INNER) per_inner(&w, threads, m.scratch);
     else if (t->kind == PER_ENTRY) per_entry(&w, threads);
-    else if (t->kind == PER_TENSOR && scratch) per_tensor(&w, threads, scratch);
+    else if (t->kind == PER_TENSOR && m.scratch) per_tensor(&w, threads, m.scratch);
     else if (t->kind == PER_TENSOR) per_small_tensor(&w);
-    else if (scratch && t->outer < ROWS && t->inner > SEGMENT) per_long_row(&w, threads, scratch);
+    else if (m.scratch && t->outer < ROWS && t->inner > SEGMENT) per_long_row(&w, threads, m.scratch);
     else per_outer(&w, threads);
 }
 
-/* The sizes of what is handed over, so that a library of another version is found out. */
-EXPORT int64_t matrix_adagrad_layout(void) { return (int64_t)sizeof(tensor) << 32 | (int64_t)sizeof(rule); }
+/* What is handed over, and how, so that a library of another version is found out. */
+EXPORT int64_t matrix_adagrad_layout(void)
+{
+    return (int64_t)INTERFACE << 48 | (int64_t)sizeof(tensor) << 32 | (int64_t)sizeof(rule);
+}
+
+static int is_large(const tensor *t) { return t->outer * t->inner >= LARGE; }
 
 /* One step of every tensor, or the part of it that is asked for: small ones side by side, large ones one after the other,
-   each by all threads. */
-EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, int64_t what)
+   each by all threads. Returns 0; or, if there is not enough room, the bytes that are needed: then nothing was done. */
+EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, int64_t what,
+                                   char *room, int64_t bytes)
 {
-    int large = 0;
-    int64_t entries = 0;
+    int64_t entries = 0, shared = 0, each = 0;
     for (int64_t i = 0; i < count; i++) {
         entries += tensors[i].outer * tensors[i].inner;
-        large |= tensors[i].outer * tensors[i].inner >= LARGE;
+        each = most(each, room_bytes(&tensors[i]));
+        if (is_large(&tensors[i])) shared = SCRATCH;
     }
     if (entries <= SERIAL) threads = 1;
-    void *scratch = large ? malloc(SCRATCH) : NULL;
-    if (large && !scratch) return -1;
+    if (shared + threads * each > bytes) return shared + threads * each;
+    char *rooms = room + shared;
     PARALLEL_FOR
     for (int64_t i = 0; i < count; i++)
-        if (tensors[i].outer * tensors[i].inner < LARGE) {
+        if (!is_large(&tensors[i])) {
             settings s = settings_of(&tensors[i], r, (int)what);
-            step(&tensors[i], &s, (int)what, 1, NULL);
+            step(&tensors[i], &s, (int)what, 1, (memory){NULL, rooms + thread_number() * each, each});
         }
-    for (int64_t i = 0; large && i < count; i++)
-        if (tensors[i].outer * tensors[i].inner >= LARGE) {
+    for (int64_t i = 0; shared && i < count; i++)
+        if (is_large(&tensors[i])) {
             settings s = settings_of(&tensors[i], r, (int)what);
-            step(&tensors[i], &s, (int)what, threads, scratch);
+            step(&tensors[i], &s, (int)what, threads, (memory){room, rooms, each});
         }
-    free(scratch);
     return 0;
 }

@@ -27,10 +27,11 @@ enum {
     LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
     STRIPE = 8192,     /* columns that are summed together */
     WIDE = 2048,       /* columns, at most, whose sums or scales stay in the nearest cache */
-    SERIAL = 1 << 15,  /* entries up to which one thread is sooner done than several, and safe in a forked process */
+    SERIAL = 1 << 15,  /* entries up to which one thread is sooner done than several */
     SCRATCH = 1 << 19, /* bytes, at most, for partial sums */
 };
 
+enum { INTERFACE = 1 }; /* grows with every change of what is handed over, or of a function that is exported */
 enum kind { PER_OUTER, PER_INNER, PER_ENTRY, PER_TENSOR }; /* which entries of a matrix share a scale */
 enum dtype { F32, F64, BF16, F16, DTYPES };
 
@@ -120,7 +121,6 @@ static inline void *at(const void *data, int64_t entries, int64_t size) { return
    `sums`, and moving finds V as it shall be. */
 enum { READ = 1, MOVE = 2 };
 
-#define PARALLEL_FOR _Pragma("omp parallel for schedule(dynamic) num_threads((int)threads)")
 #define EXPORT __attribute__((visibility("default")))
 
 #endif

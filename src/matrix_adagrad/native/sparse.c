@@ -4,15 +4,10 @@
    depends on the gradient, not on the table. */
 
 #include "kernels.h"
+#include "threads.h"
 
 #include <stddef.h>
 #include <string.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num(void) { return 0; }
-#endif
 
 /* --------------------------------------------------------------------------------------------------------- sorting */
 
@@ -36,7 +31,7 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
 {
     int64_t share = ceil_div(n, threads), mask = ((int64_t)1 << digit) - 1;
     memset(counts, 0, (size_t)threads * BUCKETS * sizeof *counts);
-#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
+    PARALLEL_EVENLY
     for (int64_t c = 0; c < threads; c++)
         for (int64_t k = least(n, c * share); k < least(n, (c + 1) * share); k++)
             counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++;
@@ -47,35 +42,78 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
             counts[c * BUCKETS + b] = before;
             before += here;
         }
-#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
+    PARALLEL_EVENLY
     for (int64_t c = 0; c < threads; c++)
         for (int64_t k = least(n, c * share); k < least(n, (c + 1) * share); k++)
             to[counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++] = from[k];
 }
 
-/* Of each entry of the gradient, sorted by row: row << 32 | the row of the values that it takes. */
-static const uint64_t *sort(const tensor *t, uint64_t *room, int64_t *counts, int64_t threads)
+static int64_t row_of(uint64_t entry) { return (int64_t)(entry >> 32); }
+
+/* The number of its bag, for each entry; whether bags go through all entries in their order. */
+static int number_bags(const tensor *t, uint64_t *entries, int64_t threads)
 {
-    int64_t n = t->touched, share = ceil_div(n, threads);
-    uint64_t *from = room, *to = room + n;
-#pragma omp parallel for num_threads((int)threads) schedule(static)
-    for (int64_t b = 0; b < t->bags; b++)
-        for (int64_t k = t->offsets[b]; k < t->offsets[b + 1]; k++) from[k] = (uint64_t)b;
-    int increasing = 1;
-#pragma omp parallel for num_threads((int)threads) schedule(static, 1) reduction(&& : increasing)
-    for (int64_t c = 0; c < threads; c++)
-        for (int64_t k = least(n, c * share); k < least(n, (c + 1) * share); k++) {
-            from[k] = (uint64_t)t->index[k] << 32 | (t->offsets ? from[k] : (uint64_t)k);
-            increasing = increasing && (k == 0 || t->index[k - 1] <= t->index[k]);
+    int64_t share = ceil_div(t->bags, threads), lost = 0;
+    PARALLEL_EVENLY
+    for (int64_t c = 0; c < threads; c++) {
+        int64_t b = least(t->bags, c * share), last = least(t->bags, b + share), k = read_once(t->offsets + b), end = k;
+        int known = k >= 0 && (b || k == 0);
+        for (; known && b < last; b++) {
+            end = read_once(t->offsets + b + 1);
+            known = k <= end && end <= t->touched;
+            for (; known && k < end; k++) entries[k] = (uint64_t)b;
         }
-    int bits = increasing ? 0 : bits_of(t->outer - 1), passes = (int)ceil_div(bits, DIGIT);
+        if (!known || (b == t->bags && end != t->touched)) tell(&lost, 1);
+    }
+    return !lost;
+}
+
+enum { SORTED, UNSORTED, REFUSED };
+
+/* Of each entry of the gradient: row << 32 | the row of the values that it takes. Whoever else writes to the index, each row
+   is read once, and is one of the table's, or the whole is refused. */
+static int read_some(const tensor *t, int64_t start, int64_t end, uint64_t *entries)
+{
+    const int64_t *index = t->index;
+    uint64_t last = 0, last_bag = 0, before = 0, falls = 0;
+    int by_bags = t->offsets != NULL;
+    for (int64_t k = start; k < end; k++) {
+        uint64_t row = (uint64_t)read_once(index + k), value = (uint64_t)k;
+        if (by_bags) value = entries[k], last_bag = value > last_bag ? value : last_bag;
+        last = row > last ? row : last;
+        falls |= row - before; /* its topmost bit */
+        entries[k] = row << 32 | value;
+        before = row;
+    }
+    int known = start == end || (last < (uint64_t)t->outer && (!by_bags || last_bag < (uint64_t)t->bags));
+    return !known ? REFUSED : (int64_t)falls < 0 ? UNSORTED : SORTED;
+}
+
+static int read_entries(const tensor *t, uint64_t *entries, int64_t threads)
+{
+    int64_t n = t->touched, share = ceil_div(n, threads), lost = 0, falls = 0;
+    if (t->offsets && !number_bags(t, entries, threads)) return REFUSED;
+    PARALLEL_EVENLY
+    for (int64_t c = 0; c < threads; c++) {
+        int order = read_some(t, least(n, c * share), least(n, (c + 1) * share), entries);
+        if (order == REFUSED) tell(&lost, 1);
+        if (order == UNSORTED) tell(&falls, 1);
+    }
+    for (int64_t k = share; k < n; k += share) falls |= row_of(entries[k - 1]) > row_of(entries[k]);
+    return lost ? REFUSED : falls ? UNSORTED : SORTED;
+}
+
+/* The entries by their rows; they or `spare` hold them then. */
+static const uint64_t *sort(const tensor *t, uint64_t *entries, uint64_t *spare, int64_t *counts, int64_t threads)
+{
+    int bits = bits_of(t->outer - 1), passes = (int)ceil_div(bits, DIGIT);
     int digit = passes ? (int)ceil_div(bits, passes) : 0;
     for (int p = 0; p < passes; p++) {
-        sort_by_digit(from, to, n, 32 + p * digit, digit, counts, n < ALONE ? 1 : threads);
-        uint64_t *sorted = to;
-        to = from, from = sorted;
+        sort_by_digit(entries, spare, t->touched, 32 + p * digit, digit, counts, t->touched < ALONE ? 1 : threads);
+        uint64_t *sorted = spare;
+        spare = entries, entries = sorted;
     }
-    return from;
+    return entries;
 }
 
 /* ---------------------------------------------------------------------------------------------------- touched rows */
@@ -102,8 +140,6 @@ typedef struct {
     int turn;
     touched rows[2];
 } walk;
-
-static int64_t row_of(uint64_t entry) { return (int64_t)(entry >> 32); }
 
 static void fetch(const array *a, const touched *rows, int64_t columns, int64_t size)
 {
@@ -163,7 +199,7 @@ enum { G, X, AVERAGE, V, BUFFERS };
 
 static void *buffer(const work *w, int which)
 {
-    return at(w->room, (BUFFERS * omp_get_thread_num() + which) * w->capacity, w->f->real);
+    return at(w->room, (BUFFERS * thread_number() + which) * w->capacity, w->f->real);
 }
 
 /* Rows of the table, and the sum of the gradient there. */
@@ -263,10 +299,10 @@ static void per_table(const work *w, int64_t threads, char *sums, int64_t chunks
     }
 }
 
-/* What is needed besides the tensors, in bytes: entries being sorted and their counts, tiles, and sums by column. */
+/* What a table needs besides, in bytes: counts of entries, tiles, entries being sorted, and sums by column. */
 typedef struct {
     int64_t batch, capacity, chunks; /* rows and entries of a tile; chunks of the gradient with sums of their own */
-    int64_t order, counts, tiles, sums;
+    int64_t counts, tiles, spare, sums, all;
 } needs;
 
 static int all_rows_share(const tensor *t) { return t->kind == PER_INNER || t->kind == PER_TENSOR; }
@@ -276,23 +312,24 @@ static needs needs_of(const tensor *t, int64_t threads)
     int64_t width = most(1, t->inner), real = t->dtype == F64 ? sizeof(double) : sizeof(float);
     needs n = {.batch = least(ROWS, most(1, TILE / width)), .capacity = most(TILE, width)};
     n.chunks = most(1, least(ROWS, least(SCRATCH / real / width, ceil_div(t->touched, 4 * n.batch))));
-    n.order = 2 * t->touched * (int64_t)sizeof(uint64_t);
     n.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
     n.tiles = threads * BUFFERS * n.capacity * real;
+    n.spare = t->touched * (int64_t)sizeof(uint64_t);
     n.sums = all_rows_share(t) ? n.chunks * width * real : 0;
+    n.all = n.counts + n.tiles + n.spare + n.sums;
     return n;
 }
 
-static void step(const tensor *t, const rule *r, int64_t threads, char *room)
+static void step(const tensor *t, const rule *r, uint64_t *entries, int is_sorted, int64_t threads, char *room)
 {
     const arithmetic *stored = arithmetic_of(t->dtype), *f = arithmetic_of(t->dtype == F64 ? F64 : F32);
     needs n = needs_of(t, threads);
-    char *counts = room + n.order, *tiles = counts + n.counts, *sums = tiles + n.tiles;
+    char *counts = room, *tiles = counts + n.counts, *spare = tiles + n.tiles, *sums = spare + n.spare;
     settings s = begin_step(t, r);
     int neighbours = t->x.inner == 1 && (!s.momentum || t->average.inner == 1) &&
                      (t->kind != PER_ENTRY || t->statistic.inner == 1);
     int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
-    const uint64_t *order = sort(t, (uint64_t *)room, (int64_t *)counts, threads);
+    const uint64_t *order = is_sorted ? entries : sort(t, entries, (uint64_t *)spare, (int64_t *)counts, threads);
     work w = {t, &s, stored, f, staged, order, n.batch, n.capacity, tiles};
     if (all_rows_share(t)) per_table(&w, threads, sums, n.chunks);
     else per_row(&w, threads);
@@ -300,21 +337,27 @@ static void step(const tensor *t, const rule *r, int64_t threads, char *room)
 
 static int64_t threads_for(const tensor *t, int64_t threads) { return t->touched * t->inner <= SERIAL ? 1 : threads; }
 
-/* The bytes that a step needs besides the tensors. */
-EXPORT int64_t matrix_adagrad_sparse_room(const tensor *tensors, int64_t count, int64_t threads)
+/* One step of every table. Returns 0; or, if there is not enough room, the bytes that are needed; or −1 − i if table i is the
+   first whose gradient has a row that the table has not, or bags that do not go through its rows: then nothing was done. */
+EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, char *room,
+                                          int64_t bytes)
 {
-    int64_t bytes = 0;
+    int64_t largest = 0, needed = 0;
     for (int64_t i = 0; i < count; i++) {
-        needs n = needs_of(&tensors[i], threads_for(&tensors[i], threads));
-        bytes = most(bytes, n.order + n.counts + n.tiles + n.sums);
+        largest = most(largest, needs_of(&tensors[i], threads_for(&tensors[i], threads)).all);
+        needed += (tensors[i].touched + 1) * (int64_t)sizeof(uint64_t);
     }
-    return bytes;
-}
-
-/* One step of every table; whose rows are out of range must not come here. */
-EXPORT void matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, void *room)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (tensors[i].touched) step(&tensors[i], r, threads_for(&tensors[i], threads), room);
-        else begin_step(&tensors[i], r);
+    largest = ceil_div(largest, sizeof(uint64_t)) * (int64_t)sizeof(uint64_t);
+    if (largest + needed > bytes) return largest + needed;
+    int64_t *order = (int64_t *)(room + largest); /* of each table's entries, which follow */
+    uint64_t *entries = (uint64_t *)(order + count);
+    for (int64_t i = 0; i < count; entries += tensors[i++].touched) {
+        order[i] = read_entries(&tensors[i], entries, threads_for(&tensors[i], threads));
+        if (order[i] == REFUSED) return -1 - i;
+    }
+    entries = (uint64_t *)(order + count);
+    for (int64_t i = 0; i < count; entries += tensors[i++].touched)
+        if (!tensors[i].touched) begin_step(&tensors[i], r);
+        else step(&tensors[i], r, entries, order[i] == SORTED, threads_for(&tensors[i], threads), room);
+    return 0;
 }

@@ -11,6 +11,7 @@ import math
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -216,12 +217,13 @@ def run(fields: array.array[int], batch: Batch, rule: Rule, what: int = native.R
     at, _ = fields.buffer_info()
     random = rule.stochastic_rounding and any(param.dtype is torch.bfloat16 for param in batch.params)
     torch.autograd.graph.increment_version([*batch.params, *batch.averages, *batch.statistics, *batch.steps])
-    count, threads = len(batch.params), torch.get_num_threads()
+    arguments = at, len(batch.params), _rule(rule, random), native.threads()
     if batch.grads[0].is_sparse:
-        room = _room(library.matrix_adagrad_sparse_room(at, count, threads))
-        library.matrix_adagrad_sparse_step(at, count, _rule(rule, random), threads, room.data_ptr())
-    elif library.matrix_adagrad_step(at, count, _rule(rule, random), threads, what):
-        raise MemoryError("no memory was left to sum gradients: the step was not taken")
+        refused = _with_room(library.matrix_adagrad_sparse_step, *arguments)
+        if refused:
+            raise IndexError(_what_is_missing(batch, -1 - refused))
+    else:
+        _with_room(library.matrix_adagrad_step, *arguments, what)
 
 
 class _Kept(threading.local):
@@ -231,14 +233,28 @@ class _Kept(threading.local):
 _kept, _KEPT_BYTES = _Kept(), 1 << 24
 
 
-def _room(size: int) -> Tensor:
-    """Some bytes to work in; few are kept for the next time, since new ones from the system take long to arrive."""
+def _with_room(kernel: Callable[..., int], *arguments: object) -> int:
+    """Run a kernel with some bytes to work in. If they are too few it does nothing, and returns how many it needs.
+
+    A few are kept for the next time, since new ones from the system take long to arrive.
+    """
     room = _kept.room
-    if room.numel() < size:
-        room = torch.empty(size, dtype=torch.uint8, device="cpu")  # whatever the default device is
-        if size <= _KEPT_BYTES:
+    while (answer := kernel(*arguments, room.data_ptr(), room.numel())) > 0:
+        try:
+            room = torch.empty(answer, dtype=torch.uint8, device="cpu")  # whatever the default device is
+        except RuntimeError:
+            raise MemoryError(f"no step was taken: it needs {answer} bytes to work in, and there are fewer") from None
+        if answer <= _KEPT_BYTES:
             _kept.room = room
-    return room
+    return answer
+
+
+def _what_is_missing(batch: Batch, i: int) -> str:
+    rows = batch.params[i].shape[0]
+    return (
+        f"the sparse gradient of a table with {rows} rows has an index out of range, or bags that do not cover its "
+        "indices: were they written to during the step? No step was taken"
+    )
 
 
 def compiled(batch: Batch, rule: Rule) -> None:
