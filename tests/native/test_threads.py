@@ -12,8 +12,9 @@ import threading
 
 import pytest
 import torch
+from torch.nn import Parameter
 
-from matrix_adagrad import EmbeddingBag, native
+from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.domains import balls
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
@@ -205,6 +206,22 @@ def large_kernels():
     yield lambda: [bag(index)]
     lengths = table.double().abs()
     yield lambda: [balls._native(lengths, lengths, (1,), 1e-15)]
+    yield functools.partial(moved_by_a_step, [optimizer_of_many_rows() for _ in range(2)])
+
+
+def optimizer_of_many_rows():
+    """With its state: torch would make it on several threads."""
+    x, rows = Parameter(torch.zeros(200_000, 1)), torch.randperm(100_000)[None]
+    x.grad = torch.sparse_coo_tensor(rows, torch.ones(100_000, 1), x.shape, check_invariants=False)
+    optimizer = RowAdaGrad([x], lr=0.1)
+    optimizer.init_state()
+    return x.detach(), optimizer
+
+
+def moved_by_a_step(pairs):
+    x, optimizer = pairs.pop()
+    optimizer.step()
+    return [x]
 
 
 def written_by_a_step(batches, rule):

@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import ParamsT
 
+from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.optim.options import check_options, refuse_unknown
@@ -261,8 +262,10 @@ class MatrixOptimizer(StatefulOptimizer):
                 "one, the rows, may be sparse: give grad.to_dense(), or one like that of nn.Embedding(sparse=True)"
             )
         if grad.is_cpu and grad._nnz():
-            low, high = grad._indices().aminmax()
-            if low.item() < 0 or high.item() >= param.shape[0]:
+            # Torch looks through so few on one thread; in a fork the others are not there.
+            parts = grad._indices()[0].split(1 << 15 if native.threads() == 1 else grad._nnz())
+            low, high = min(int(part.amin()) for part in parts), max(int(part.amax()) for part in parts)
+            if low < 0 or high >= param.shape[0]:
                 name, rows = self._name(group, i), param.shape[0]
                 raise IndexError(f"{name} has {rows} rows, and its sparse gradient has rows {low} to {high}")
         if domain is not None and not domain.is_separable_by_rows(param.shape):
