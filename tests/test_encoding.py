@@ -60,3 +60,14 @@ def test_a_terminal_without_our_letters_is_no_error():
 @pytest.mark.parametrize("name", ["reproduce", "advise", "bench", "regret", "data"])
 def test_help_is_no_error_there_either(name):
     assert (done := command(name, "--help")).returncode == 0, done.stderr
+
+
+@pytest.mark.separate_process
+def test_an_explanation_can_be_printed_there_too():
+    program = "from torch import nn; from matrix_adagrad import geometry_groups, muon_with_rows; "
+    program += "m = nn.Linear(4, 3); geometry_groups(m, explain=True); muon_with_rows(m, explain=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | ASCII, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 ? 4" in done.stdout

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["columns", "json_text", "shape_text", "size"]
+__all__ = ["columns", "json_text", "shape_text", "show", "size"]
+
+
+def show(text: str) -> None:
+    """Print a text; signs that the terminal does not have, such as ×, are no error."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -262,12 +263,12 @@ def test_a_run_that_had_a_gradient_before_it_was_resumed_has_its_state(tmp_path)
         param.grad = torch.ones_like(param)
     assert checkpoints.resume() == FIRST
     model.train_until(optimizer, FIRST, LAST)
-    del model.p7.grad
+    del model.p8.grad
     one = Model(None)
     other = ROW(one.parameters())
     one.train_until(other, 0, LAST)
     for name, param in one.named_parameters():
-        if name != "p7":  # the one that otherwise has no gradient
+        if name != "p8":  # the one that otherwise has no gradient
             assert_same(getattr(model, name), param, exact=True)
 
 
@@ -375,3 +376,50 @@ def test_a_checkpoint_of_another_width_is_refused_and_the_model_left_as_it_was(t
     with pytest.raises(ValueError, match=r"of shape \(10, 16\), and here it has shape \(10, 64\)"):
         checkpoints.resume()
     assert torch.equal(model.weight, before)
+
+
+def a_saver(folder, **others):
+    model = nn.Linear(4, 2)
+    optimizer = MatrixAdaGrad(model.parameters(), lr=np.float64(0.1))
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return Checkpoints(folder, model, optimizer, **others)
+
+
+def test_numbers_of_other_libraries_can_be_resumed_from(tmp_path):
+    checkpoints = a_saver(tmp_path)
+    schedule = torch.optim.lr_scheduler.LambdaLR(checkpoints.optimizer, lambda t: np.float64(0.5) ** t)
+    checkpoints = Checkpoints(tmp_path, checkpoints.model, checkpoints.optimizer, schedule=schedule)
+    checkpoints.optimizer.step()
+    schedule.step()
+    checkpoints.save(np.int64(7))
+    assert checkpoints.resume() == 7
+    assert checkpoints.optimizer.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "x", None, True])
+def test_a_step_that_is_no_count_is_refused_before_anything_is_written(tmp_path, step):
+    with pytest.raises(ValueError, match="step must be a whole number, at least 0"):
+        a_saver(tmp_path).save(step)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_saved_is_refused_when_it_is_given(tmp_path):
+    model = nn.Linear(4, 2)
+    optimizer = MatrixAdaGrad(model.parameters())
+    (tmp_path / "file").touch()
+    with pytest.raises(TypeError, match="model and optimizer must be a module and an optimizer, got a MatrixAdaGrad"):
+        Checkpoints(tmp_path, optimizer, model)
+    with pytest.raises(ValueError, match="keep must be at least 1, got 'a'"):
+        Checkpoints(tmp_path, model, optimizer, keep="a")
+    with pytest.raises(TypeError, match="schedule must have a state_dict and a load_state_dict, got 3"):
+        Checkpoints(tmp_path, model, optimizer, schedule=3)
+    with pytest.raises(NotADirectoryError, match="folder must be a folder, and .*file is a file"):
+        Checkpoints(tmp_path / "file", model, optimizer)
+
+
+def test_a_checkpoint_of_other_shapes_is_an_ordinary_error_in_one_line(tmp_path):
+    a_saver(tmp_path).save(1)
+    model = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"the checkpoint .* does not fit: Size mismatch .*optimizer.state"):
+        Checkpoints(tmp_path, model, MatrixAdaGrad(model.parameters())).resume()

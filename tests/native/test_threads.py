@@ -191,6 +191,26 @@ def test_threads_have_their_own_modes_back_afterwards():
     assert torch.equal(x * half, before)
 
 
+# --------------------------------------------------------------------------------------------------------------- rooms
+
+
+@pytest.mark.parametrize("geometry", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_that_are_stepped_side_by_side_have_rooms_of_their_own(geometry, dtype):
+    """Which thread takes which tensor is chance: so many tensors, and several times."""
+    rule, shapes = a_rule(geometry, weight_decay=0.1), [(1000, 130), (300, 40), (70, 900)] * 4
+    grads = [spread(shape, 100 + seed, dtype) for seed, shape in enumerate(shapes)]
+    batch = state_of([spread(shape, seed, dtype) for seed, shape in enumerate(shapes)], grads, rule)
+    before = [grad.clone() for grad in grads]
+    ends = []
+    for threads in (1, 2, 3, 2, 3):
+        ends.append(copied(batch))
+        torch.set_num_threads(threads)
+        fused(ends[-1], rule)
+        assert_equal(ends[0], ends[-1])
+    assert all(torch.equal(grad, own) for end in ends for grad, own in zip(end.grads, before, strict=True))
+
+
 # ---------------------------------------------------------------------------------------------------------------- forks
 
 

@@ -5,6 +5,7 @@ import io
 import pickle
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -413,11 +414,14 @@ def test_a_state_without_shapes_is_loaded_with_a_warning():
 
 
 BAD = {
-    "no number": ("step", torch.empty(0), "must be one number, at least 0"),
-    "three numbers": ("step", torch.zeros(3), "must be one number, at least 0"),
-    "below zero": ("step", torch.tensor(-1.0), "must be one number, at least 0"),
-    "nothing": ("step", torch.tensor(torch.nan), "must be one number, at least 0"),
-    "words": ("step", "seven", "must be one number, at least 0"),
+    "no number": ("step", torch.empty(0), "must be one whole number, at least 0"),
+    "three numbers": ("step", torch.zeros(3), "must be one whole number, at least 0"),
+    "below zero": ("step", torch.tensor(-1.0), "must be one whole number, at least 0"),
+    "nothing": ("step", torch.tensor(torch.nan), "must be one whole number, at least 0"),
+    "half a step": ("step", 1.5, "must be one whole number, at least 0"),
+    "too many": ("step", 10**400, "must be one whole number, at least 0"),
+    "squares below zero": ("exp_avg_sq", torch.full((6, 1), -5.0), "has numbers below 0"),
+    "words": ("step", "seven", "must be one whole number, at least 0"),
     "integers": ("exp_avg_sq", torch.zeros(6, 1, dtype=torch.int64), "must be a dense floating-point tensor"),
     "sparse": ("exp_avg_sq", torch.zeros(6, 1).to_sparse(), "must be a dense floating-point tensor"),
     "complex": ("exp_avg", torch.zeros(6, 4, dtype=torch.complex64), "must be a dense floating-point tensor"),
@@ -444,3 +448,14 @@ def test_a_count_of_one_element_is_a_number():
     state = {i: {**own, "step": own["step"].reshape(1, 1)} for i, own in saved["state"].items()}
     optimizer.load_state_dict({**saved, "state": state})
     assert all(own["step"].shape == () for own in optimizer.state.values())
+
+
+@pytest.mark.parametrize("entrant", CLASSES, ids=str)
+def test_numbers_of_other_libraries_are_saved_as_pythons(entrant):
+    params, optimizer = train(lambda p: entrant(p, lr=np.float64(0.1), eps=np.float32(1e-8)))
+    optimizer.param_groups[0]["lr"] = np.float64(0.05)  # as of a scheduler with a function of NumPy
+    saved = through_a_file(optimizer.state_dict())
+    assert type(saved["param_groups"][0]["lr"]) is float
+    clone = entrant(params)
+    clone.load_state_dict(saved)
+    assert clone.param_groups[0]["lr"] == 0.05

@@ -259,3 +259,15 @@ def test_an_optimizer_that_is_gone_is_an_error_once_and_another_one_may_follow()
     step_in_backward(optimizer)
     model(torch.ones(1, 4)).sum().backward()
     assert optimizer.state[model.weight]["step"] == 1
+
+
+def test_a_handle_that_was_removed_has_no_say_in_the_next_one():
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = RowAdaGrad(model.parameters(), lr=0.1)
+    old = step_in_backward(optimizer)
+    old.remove()
+    step_in_backward(optimizer)
+    old.remove()
+    gc.collect()
+    model(torch.ones(1, 4)).sum().backward()
+    assert optimizer.state[model.weight]["step"] == 1

@@ -163,3 +163,27 @@ def test_state_follows_a_parameter_that_gets_another_dtype(cls, sparse, way, bef
     optimizer.load_state_dict(saved)
     step()
     assert_bitwise([table.weight, *optimizer.state[table.weight].values()], [weight, *state.values()])
+
+
+@every_class
+def test_a_step_count_whose_memory_was_given_back_is_an_error(cls):
+    x = a_parameter()
+    optimizer = cls([x])
+    optimizer.step()
+    optimizer.state[x]["step"].untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has lost its memory"):
+        optimizer.step()
+
+
+def test_rows_of_a_sparse_gradient_that_are_the_parameters_own_memory_are_an_error():
+    x = Parameter(torch.randn(50, 8))
+    x.grad = torch.sparse_coo_tensor(torch.arange(49, -1, -1)[None], x.data, x.shape, check_invariants=False)
+    with pytest.raises(RuntimeError, match="shares memory with its gradient"):
+        RowAdaGrad([x]).step()
+
+
+def test_a_parameter_whose_entries_share_their_memory_is_not_for_the_kernels():
+    x = Parameter(torch.ones(5).as_strided((3, 3), (1, 1)))
+    x.grad = torch.ones(3, 3)
+    with pytest.raises(RuntimeError, match="it has entries that share their memory"):
+        RowAdaGrad([x], fused=True).step()

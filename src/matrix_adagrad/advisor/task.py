@@ -67,6 +67,10 @@ class Task:
                 f"batches is a {type(self.batches).__name__}, which can be read only once, and every run needs the "
                 "same batches: give a list, a DataLoader, or a function from the seed to an iterable"
             )
+        if not isinstance(self.name, str):
+            raise RefusedTypeError(f"name must be a string, got {self.name!r}")
+        if not (self.held_out is None or isinstance(self.held_out, Iterable)):
+            raise RefusedTypeError(f"held_out must be batches that are not trained on, or None, got {self.held_out!r}")
         if isinstance(self.held_out, Iterator):
             object.__setattr__(self, "held_out", list(self.held_out))
 
@@ -86,6 +90,8 @@ class Task:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise RefusedTypeError(f"loss must return a tensor with one number, got {got}")
+        if loss.is_complex():
+            raise RefusedTypeError(f"loss must return a real number, got {loss.dtype}")
         return loss
 
     def evaluate(self, model: nn.Module, batch: Any) -> Tensor:

@@ -55,6 +55,7 @@ def load(state: dict[str, Any], checkpoint: Path) -> None:
 
     Raises:
         RefusedError: if what is not a tensor, or a tensor's file, names something that is not data.
+        ValueError: if it is not the state of these parameters; torch's own error is no `Exception`.
     """
     try:
         torch_load(state, storage_reader=_Reader(checkpoint), planner=_Planner())
@@ -62,7 +63,8 @@ def load(state: dict[str, Any], checkpoint: Path) -> None:
         for failure, _ in error.failures.values():
             if isinstance(failure, pickle.UnpicklingError):
                 raise RefusedError(f"the checkpoint {checkpoint} was refused: {_reason(failure)}") from error
-        raise
+        reasons = {str(failure) for failure, _ in error.failures.values()}
+        raise ValueError(f"the checkpoint {checkpoint} does not fit: {'; '.join(sorted(reasons))}") from error
 
 
 def saved_names(checkpoint: Path) -> set[str]:

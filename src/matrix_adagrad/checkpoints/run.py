@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import pickle
 import re
 import warnings
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from matrix_adagrad.checkpoints import drafts, sums
 from matrix_adagrad.checkpoints.drafts import Draft
 from matrix_adagrad.checkpoints.ranks import by_the_first, rank_and_world
-from matrix_adagrad.optim.saved import SHAPE
+from matrix_adagrad.optim.saved import SHAPE, plain
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -64,8 +65,16 @@ class Checkpoints:
     def __init__(
         self, folder: str | Path, model: Module, optimizer: Optimizer, *, keep: int = 2, **others: Stateful
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
+        if not isinstance(model, Module) or not isinstance(optimizer, Optimizer):
+            kinds = f"a {type(model).__name__} and a {type(optimizer).__name__}"
+            raise TypeError(f"model and optimizer must be a module and an optimizer, got {kinds}")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep!r}")
+        for name, other in others.items():
+            if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+                raise TypeError(f"{name} must have a state_dict and a load_state_dict, got {other!r}")
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise NotADirectoryError(f"folder must be a folder, and {folder} is a file")
         self.folder, self.model, self.optimizer, self.keep, self.others = Path(folder), model, optimizer, keep, others
         self._named: set[Path] = set()  # drafts that a warning was given for
 
@@ -77,6 +86,7 @@ class Checkpoints:
         """
         from torch.distributed.checkpoint.state_dict_saver import save
 
+        step = _count(step)
         path = self.folder / f"{_PREFIX}{step:09}"
         draft: Draft | None = None  # rank 0 has it for all
 
@@ -193,8 +203,14 @@ class Checkpoints:
         if hasattr(self.optimizer, "init_state"):
             self.optimizer.init_state()  # else torch makes the state by a step, or not at all if there are gradients
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        others = {name: other.state_dict() for name, other in self.others.items()}
+        others = {name: plain(other.state_dict()) for name, other in self.others.items()}
         return {"model": model, "optimizer": optimizer, "step": step, "others": others}
+
+
+def _count(step: Any) -> int:
+    if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
+        raise ValueError(f"step must be a whole number, at least 0, got {step!r}")
+    return operator.index(step)
 
 
 def missing_from(checkpoint: str | Path) -> str:

@@ -121,6 +121,7 @@ def save(advice: Advice, out: Path) -> list[Path]:
     except OSError as error:
         raise RefusedError(f"{out} cannot be written: {error.strerror}; the plan was\n{advice.plan}") from None
     if PAGE.missing:
+        (out / PAGE.name).unlink(missing_ok=True)  # of another run
         return written
     from matrix_adagrad.advisor import page
 

@@ -71,7 +71,7 @@ typedef struct {
     int at_once;                  /* rows are read and moved in one go */
     int64_t rows, columns;        /* of a tile, at most */
     char *rooms;                  /* of all threads, one behind the other */
-    int64_t room_bytes;
+    int64_t room_bytes;           /* from one of them to the next; 0 where one thread works alone, whatever its number */
 } work;
 
 /* What a thread has besides the tensors: copies of a tile, and sums by column, of a few rows and of all. */
@@ -472,7 +472,7 @@ static void per_inner(const work *w, int64_t threads, void *scratch)
         for (int64_t j = 0; j < inner; j += STRIPE) {
             buffers room = room_here(w);
             work alone = *w;
-            alone.rooms = room.x;
+            alone.rooms = room.x, alone.room_bytes = 0;
             step_columns(&alone, j, least(inner, j + STRIPE), 1, room.sums);
         }
         return;
@@ -526,7 +526,7 @@ EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const r
     for (int64_t i = 0; i < count; i++)
         if (!is_large(&tensors[i])) {
             settings s = settings_of(&tensors[i], r, (int)what);
-            step(&tensors[i], &s, (int)what, 1, (memory){NULL, rooms + thread_number() * each, each});
+            step(&tensors[i], &s, (int)what, 1, (memory){NULL, rooms + thread_number() * each, 0});
         }
     for (int64_t i = 0; shared && i < count; i++)
         if (is_large(&tensors[i])) {

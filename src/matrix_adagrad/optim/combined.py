@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, RAdam, RMSprop
 from torch.optim.optimizer import Optimizer, StateDict
 
+from matrix_adagrad.optim.saved import plain
+
 __all__ = ["CombinedOptimizer", "needed_by_step", "without_hooks"]
 
 # Torch's optimizers whose state can be made by a step along zeros, and then is what it would have been without it.
@@ -149,7 +151,8 @@ class CombinedOptimizer(Optimizer):
                 )
             state |= {first + number: value for number, value in saved["state"].items()}
             groups += [
-                {**group, "params": [first + number for number in group["params"]]} for group in saved["param_groups"]
+                {**plain(group), "params": [first + number for number in group["params"]]}
+                for group in saved["param_groups"]
             ]
         return {"state": state, "param_groups": groups}
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry, wide_dtype
 from matrix_adagrad.optim.kinds import HEAD, MATRIX, TABLE, VECTOR, Place, kind_of, output_heads, places_of
 from matrix_adagrad.optim.options import check_values
-from matrix_adagrad.text import columns, size
+from matrix_adagrad.text import columns, show, size
 
 __all__ = ["choose", "explained", "geometry_groups", "grouped", "unwrapped"]
 
@@ -84,7 +84,7 @@ def geometry_groups(
         check_values({"weight_decay": weight_decay})
     choices, idle = choose(model, rules)
     if explain:
-        print(explained(choices, idle))
+        show(explained(choices, idle))
     return grouped(choices, weight_decay)
 
 
@@ -195,7 +195,7 @@ def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, s
     trained = [choice for choice in choices if choice.param.requires_grad]
     lines.append(f"{total:,} scales for {sum(choice.param.numel() for choice in trained):,} parameters")
     lines.append(f"state, in numbers: {_state_text(trained, optimizers)}")
-    lines += [f"rule {rule} decides nothing: others come before it" for rule in idle]
+    lines += [f"rule {rule} decides nothing: others come before it" for rule in idle if choices]
     return "\n".join(lines)
 
 

@@ -43,7 +43,8 @@ class InBackward:
         for hook in self._hooks:
             hook.handle.remove()
         for step in self._steps:
-            vars(step.owner).pop("_in_backward", None)
+            if vars(step.owner).get("_in_backward") is self:
+                del vars(step.owner)["_in_backward"]
         self._hooks.clear()
 
     def __enter__(self) -> InBackward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Place(NamedTuple):
     def layer(self) -> nn.Module:
         """The layer that it belongs to, as people see it: parametrised and adapted ones keep theirs further down."""
         for depth, module in enumerate(self.modules):
-            if isinstance(module, ParametrizationList):
+            if isinstance(module, ParametrizationList) and depth >= 2:
                 return self.modules[depth - 2]  # layer.parametrizations.weight
             if _is_adapted(module):
                 return module
@@ -104,7 +105,9 @@ def output_heads(model: nn.Module) -> dict[nn.Module, str]:
     """The output layers with the reason for each: those that the model names, or else a linear layer at its end."""
     heads: dict[nn.Module, str] = {}
     get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Transformers' models have it
-    named = get_output_embeddings()
+    named = None
+    with contextlib.suppress(NotImplementedError):
+        named = get_output_embeddings()
     if isinstance(named, nn.Module):
         heads[[named, *_linear_layers(named)][-1]] = "the model's output layer"
     is_found = bool(heads)
@@ -152,4 +155,4 @@ def _outputs(layer: nn.Module) -> int | None:
     if isinstance(outputs, int):
         return outputs
     weight = layer._parameters.get("weight")
-    return None if weight is None else len(weight)
+    return len(weight) if weight is not None and weight.dim() else None

@@ -24,6 +24,7 @@ from matrix_adagrad.optim.options import (
     refuse_unknown_keywords,
 )
 from matrix_adagrad.optim.state import is_sharded, shards
+from matrix_adagrad.text import show
 
 __all__ = ["muon_with_rows"]
 
@@ -108,7 +109,7 @@ def muon_with_rows(
     rest = [choice for choice in choices if not _is_hidden_matrix(choice)]
     if explain:
         names = {choice.name: (Muon if _is_hidden_matrix(choice) else cls).__name__ for choice in choices}
-        print(explained(choices, idle, names))  # noqa: T201
+        show(explained(choices, idle, names))
     if muon and not hidden:
         raise ValueError(f"muon={muon!r} is for hidden matrices, and with these rules none is left to Muon")
     parts: list[Optimizer] = []

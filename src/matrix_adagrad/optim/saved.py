@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["SHAPE", "STEP", "check_array", "check_count", "check_shape"]
+__all__ = ["SHAPE", "STEP", "check_array", "check_count", "check_shape", "plain"]
 
 STEP = "step"
+_MOST_STEPS = 1 << 53  # that a float can count
 SHAPE = "shape"  # of the parameter: it is saved where the rest of a state does not tell it
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's own numbers, also inside of dicts, lists and tuples: files hold no others, as of NumPy.
+
+    >>> plain({"lr": 0.1, "betas": (0.9, 0.99)})
+    {'lr': 0.1, 'betas': (0.9, 0.99)}
+    """
+    if type(value) is dict:
+        return {key: plain(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if type(value) in (int, float, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_count(name: str, value: Any) -> None:
@@ -19,9 +35,10 @@ def check_count(name: str, value: Any) -> None:
     number = value
     if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_meta):
         number = value.item()
-    if not (isinstance(number, int | float) and math.isfinite(number) and number >= 0):
+    if not (isinstance(number, int | float) and 0 <= number <= _MOST_STEPS and number == int(number)):
         raise ValueError(
-            f"{name}: the saved {STEP!r} must be one number, at least 0, and it is {_shown(value)}; nothing was loaded"
+            f"{name}: the saved {STEP!r} must be one whole number, at least 0, and it is {_shown(value)}; "
+            "nothing was loaded"
         )
 
 

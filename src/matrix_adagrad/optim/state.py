@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.options import check_options, refuse_foreign
-from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape
+from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain
 
 __all__ = ["STEP", "StatefulOptimizer", "here", "is_sharded", "shards"]
 
@@ -182,6 +182,10 @@ class StatefulOptimizer(Optimizer):
         check_shape(name, saved.get(SHAPE), tuple(param.shape))
         for key, shape in needed.items():
             check_array(name, key, saved[key], is_complex=key == self.AVERAGE and param.is_complex())
+            if key == self.STATISTIC and not is_sharded(saved[key]) and (saved[key] < 0).any():
+                raise ValueError(
+                    f"{name}: the saved {key!r} has numbers below 0, and it is squares; nothing was loaded"
+                )
             saved_shape = tuple(saved[key].shape)
             if saved_geometry != str(geometry) or saved_shape != shape:
                 source = (
@@ -231,6 +235,7 @@ def _add_what_is_saved(optimizer: Optimizer, state_dict: StateDict) -> None:
     assert isinstance(optimizer, StatefulOptimizer)
     state = state_dict["state"]
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        saved |= {key: plain(value) for key, value in saved.items() if key != "params"}
         saved["geometry"] = str(group["geometry"])
         saved["domain"] = None if group["domain"] is None else repr(group["domain"])
         for param, index in zip(group["params"], saved["params"], strict=True):
@@ -270,7 +275,7 @@ def _empty_statistic(param: Tensor, geometry: Geometry) -> Tensor:
 def _filled(state: Tensor, value: Tensor) -> Tensor:
     """New state with a saved value, which may be whole or lie in shards, whatever the state does."""
     if not (is_sharded(state) or is_sharded(value)):
-        return state.copy_(value)
+        return state.copy_(value.detach())
     with torch.no_grad():
         shards().here(state).copy_(shards().taken_over(value, state))
     return state

@@ -64,7 +64,7 @@ class Streams:
 
     def position(self, param: Tensor) -> int:
         """The parameter's own number in this optimizer."""
-        return self._positions.get(id(param), len(self._positions))
+        return self._positions.setdefault(id(param), len(self._positions))  # who edits a group adds some
 
     def seed(self) -> int | None:
         """The seed that replicas have agreed on; None in a single process, where torch's generator serves."""

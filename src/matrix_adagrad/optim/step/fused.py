@@ -55,7 +55,20 @@ def _layout(
     x_span, g_span = (
         1 + sum((size - 1) * stride for size, stride in zip(shape, own, strict=True)) for own in strides[:2]
     )
+    if _overlaps(shape, strides[0]) or _overlaps(shape, strides[2]):
+        raise NotCoveredError("it has entries that share their memory")
     return _matrix(shape, blocks, strides, how), x_span, g_span
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether entries may share their memory: a stride does not reach beyond the dimensions inside of it."""
+    reach = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 def _matrix(
@@ -70,7 +83,7 @@ def _matrix(
         for d, (size, block) in enumerate(zip(shape, blocks, strict=True))
         if size != 1 or (how == _SPARSE and d == 0)
     ]
-    if any(dim.size > 1 and (0 in dim.strides[::2] or not (dim.inside or dim.strides[3])) for dim in dims):
+    if any(dim.size > 1 and not (dim.inside or dim.strides[3]) for dim in dims):
         raise NotCoveredError("it has entries that share their memory")
     if any(block not in (1, size) for size, block in zip(shape, blocks, strict=True)):
         raise NotCoveredError(f"it has shape {tuple(shape)}, and a statistic of shape {tuple(blocks)}")
@@ -164,10 +177,12 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
     layout, x_span, g_span = _layout(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), how)
     x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
     x_at, g_at, average_at, statistic_at = x.data_ptr(), g.data_ptr(), average.data_ptr(), statistic.data_ptr()
-    if not (x_at and g_at and average_at and statistic_at) and min(x.numel(), g.numel(), statistic.numel()):
+    step_at = step.data_ptr()
+    if not (x_at and g_at and average_at and statistic_at and step_at) and min(x.numel(), g.numel(), statistic.numel()):
         raise RuntimeError(f"a parameter of shape {tuple(shape)} has lost its memory, or its gradient or state has")
     size, g_span = x.element_size(), g.numel() if is_sparse else g_span
-    if x_at < g_at + size * g_span and g_at < x_at + size * x_span and (x_at, strides) != (g_at, g_strides):
+    same = not is_sparse and (x_at, strides) == (g_at, g_strides)  # each entry is read before it is written
+    if not same and x_at < g_at + size * g_span and g_at < x_at + size * x_span:
         if (x_span, g_span) != (x.numel(), g.numel()):
             raise NotCoveredError("it lies between the entries of its gradient")
         raise RuntimeError(
@@ -180,7 +195,7 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
         *(average_at if batch.averages else 0, average_outer, average_inner),
         *(statistic_at, v_outer, v_inner),
         *(outer, inner, kind, dtype),
-        *(step.data_ptr(), step.dtype is torch.float64, index, touched),
+        *(step_at, step.dtype is torch.float64, index, touched),
         *(batch.members[i], 0 if sums is None else sums.data_ptr(), batch.numbers[i], offsets, bags),
     )
 
