@@ -173,7 +173,7 @@ def test_network_file_systems_are_told_from_disks(tmp_path):
         encoding="utf-8",
     )
     is_local = functools.partial(drafts._is_local, mounts=mounts)
-    places = ("/home/me", "/runs", "/runs/mine", "/my runs/mine", "/runs/scratch/mine", "/runscratch")
+    places = ("/data/me", "/runs", "/runs/mine", "/my runs/mine", "/runs/scratch/mine", "/runscratch")
     assert [is_local(Path(place)) for place in places] == [True, False, False, False, True, True]
     assert not drafts._is_local(tmp_path, tmp_path / "no such file")
 
