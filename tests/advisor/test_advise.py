@@ -152,7 +152,6 @@ def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("my_training", "is not MODULE:FUNCTION"),
         ("no_such_module:task", "no module 'no_such_module'"),
         ("nowhere.py:task", "no file nowhere.py"),
         ("my_training:absent", "has no function 'absent'; it has "),
@@ -178,6 +177,13 @@ def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, messag
     assert error.startswith("matrix-adagrad advise: ")
     assert message in error
     assert not (here / "advice" / "plan.json").exists()
+
+
+@pytest.mark.parametrize("target", ["my_training", "my_training:", ":task"])
+def test_a_target_without_a_module_or_a_function_is_a_wrong_command_line(capsys, target):
+    with pytest.raises(SystemExit, match="2"):
+        main(["advise", target])
+    assert f"'{target}' is not MODULE:FUNCTION, for example" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("here")

@@ -58,9 +58,8 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The function takes no arguments and returns a matrix_adagrad.advisor.Task, or the tuple\n"
         "(make_model, loss, batches): a function that makes the model, one from the model and a batch to the\n"
-        "loss, and an iterable of batches or a function from a seed to one.\n\ndemos:\n"
-        + listed({name: demo.meaning for name, demo in DEMOS.items()})
-        + "\n\nexamples:\n"
+        "loss, and an iterable of batches or a function from a seed to one; a fourth part are batches that\n"
+        "are held out.\n\ndemos:\n" + listed({name: demo.meaning for name, demo in DEMOS.items()}) + "\n\nexamples:\n"
         "  matrix-adagrad advise --demo movielens\n"
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
         "  matrix-adagrad advise train.py:task --family adagrad\n"
@@ -69,7 +68,9 @@ def add(commands: Any) -> None:
         f"{INCOMPLETE} if there is a plan, and the page lacks packages, 130 after Ctrl-C",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("function", nargs="?", metavar="MODULE:FUNCTION", help="what makes the task; or FILE.py:FUNCTION")
+    what.add_argument(
+        "function", nargs="?", type=_target, metavar="MODULE:FUNCTION", help="what makes the task; or FILE.py:FUNCTION"
+    )
     what.add_argument("--demo", choices=DEMOS, metavar="NAME", help=f"a built-in task: {', '.join(DEMOS)}")
     parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run, 16 or more (default: {STEPS}; lm: 64)")
     parser.add_argument(
@@ -137,11 +138,18 @@ def _in(allowed: range) -> Callable[[str], int]:
     return read
 
 
+def _target(text: str) -> str:
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not MODULE:FUNCTION, for example my_package.training:task or train.py:task"
+        )
+    return text
+
+
 def _task(target: str) -> Task:
     """The task that the user's own function makes."""
-    where, colon, name = target.rpartition(":")
-    if not colon or not where or not name:
-        raise RefusedError(f"{target!r} is not MODULE:FUNCTION, for example my_package.training:task or train.py:task")
+    where, _, name = target.rpartition(":")
     module = _module(where)
     function = getattr(module, name, None)
     if not callable(function):

@@ -30,7 +30,8 @@ def add(commands: Any) -> None:
         + listed(regret.GAMES)
         + "\n\nlearners:\n"
         + listed(regret.LEARNERS)
-        + "\n\nexit code: 0 if every promised bound held, 3 if one failed, 1 if the run was not possible",
+        + "\n\nexit code: 0 if every promised bound held, 3 if one failed, 1 if the run was not possible,\n"
+        "2 if the arguments are wrong",
     )
     parser.add_argument("--game", choices=regret.GAMES, default="adversarial", metavar="GAME", help="(adversarial)")
     parser.add_argument("--learner", choices=regret.LEARNERS, default="row", metavar="LEARNER", help="(row)")
