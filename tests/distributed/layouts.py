@@ -18,7 +18,7 @@ from matrix_adagrad import Blocks
 from matrix_adagrad.optim.shards import statistic_layout
 
 # Even and uneven shards, shards without a row for some ranks, vectors, a scalar, a convolution, a batch of matrices.
-SHAPES: tuple[tuple[int, ...], ...] = ((12, 8), (8, 2), (10, 6), (2, 14), (7,), (), (6, 4, 3, 3), (4, 6, 8))
+SHAPES: tuple[tuple[int, ...], ...] = ((12, 8), (8, 2), (10, 6), (2, 14), (7,), (), (6, 4, 3, 3), (6, 2, 10))
 
 
 @dataclass(frozen=True)
