@@ -224,7 +224,7 @@ class MatrixOptimizer(StatefulOptimizer):
             if grad.is_sparse != is_sparse:
                 others = True
                 continue
-            if is_sharded(grad) and not is_sharded(param):
+            if type(grad) is not Tensor and is_sharded(grad) and not is_sharded(param):
                 raise RuntimeError(
                     f"{self._name(group, i)} is a plain tensor, and its gradient is a DTensor over {grad.placements}: "
                     "give the whole one, grad.full_tensor()"

@@ -59,12 +59,12 @@ class StatefulOptimizer(Optimizer):
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
-        dtype = wide_dtype(param.dtype)
         if state:
-            for key in (self.STATISTIC, self.AVERAGE):
-                if key is not None and state[key].dtype is not dtype:
-                    state[key] = _followed(state[key], dtype)
+            if state[self.STATISTIC].dtype is not param.dtype:  # which is narrow, or complex, or has changed
+                for key in filter(None, (self.STATISTIC, self.AVERAGE)):
+                    state[key] = _followed(state[key], wide_dtype(param.dtype))
         else:
+            dtype = wide_dtype(param.dtype)
             state[STEP] = self._count(0, param, group)
             if self.AVERAGE is not None:
                 state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)

@@ -20,10 +20,11 @@ from torch import Tensor
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.geometry import Entry, wide_dtype
-from matrix_adagrad.optim.step.rule import Batch, Rule, are_plain
+from matrix_adagrad.optim.step.rule import PLAIN, Batch, Rule, are_plain
 
 # The dtypes of a parameter, its gradient, its statistic and its running average.
 _COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
+_SIZES = [dtype.itemsize for dtype in native.DTYPES]
 _PER_OUTER, _PER_INNER, _PER_ENTRY, _PER_TENSOR = range(4)
 _DENSE, _SPARSE, _IN_PARTS, _LONE = range(4)
 
@@ -176,13 +177,16 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
     how = _SPARSE if is_sparse else _IN_PARTS if sums is not None else _LONE if batch.lone[i] else _DENSE
     layout, x_span, g_span = _layout(shape, blocks, (strides, g_strides, average_strides, statistic.stride()), how)
     x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
-    x_at, g_at, average_at, statistic_at = x.data_ptr(), g.data_ptr(), average.data_ptr(), statistic.data_ptr()
-    step_at = step.data_ptr()
+    x_at, g_at, statistic_at, step_at = x.data_ptr(), g.data_ptr(), statistic.data_ptr(), step.data_ptr()
+    average_at = average.data_ptr() if batch.averages else statistic_at
     if not (x_at and g_at and average_at and statistic_at and step_at) and min(x.numel(), g.numel(), statistic.numel()):
         raise RuntimeError(f"a parameter of shape {tuple(shape)} has lost its memory, or its gradient or state has")
-    size, g_span = x.element_size(), g.numel() if is_sparse else g_span
-    same = not is_sparse and (x_at, strides) == (g_at, g_strides)  # each entry is read before it is written
-    if not same and x_at < g_at + size * g_span and g_at < x_at + size * x_span:
+    size, g_span = _SIZES[dtype], g.numel() if is_sparse else g_span
+    if (
+        x_at < g_at + size * g_span
+        and g_at < x_at + size * x_span
+        and (is_sparse or x_at != g_at or strides != g_strides)
+    ):
         if (x_span, g_span) != (x.numel(), g.numel()):
             raise NotCoveredError("it lies between the entries of its gradient")
         raise RuntimeError(
@@ -201,11 +205,14 @@ def describe(batch: Batch, i: int, sums: Tensor | None = None) -> bytes:
 
 
 def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> bool:
-    """Whether the numbers of all of them lie in this machine's memory as they are."""
+    """Whether the numbers of all of them lie in this machine's memory as they are; what is sparse has no strides."""
     return (
         (x.is_cpu and g.is_cpu and statistic.is_cpu and average.is_cpu and step.is_cpu)
-        and are_plain((x, statistic, average, step) if type(g) is BagGradient else (x, g, statistic, average, step))
-        and (x.layout is statistic.layout is average.layout is step.layout is torch.strided)
+        and (type(g) in PLAIN or type(g) is BagGradient or are_plain((g,)))
+        and (
+            (type(x) in PLAIN and type(statistic) in PLAIN and type(average) in PLAIN and type(step) in PLAIN)
+            or are_plain((x, statistic, average, step))
+        )
         and (g.layout is torch.strided or g.layout is torch.sparse_coo)
         and not (x.is_neg() or g.is_neg() or g._is_zerotensor())
         and (step.dtype is torch.float32 or step.dtype is torch.float64)

@@ -110,15 +110,15 @@ class Parts:
 
 def are_plain(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are what they look like: no shards, and no subclass that has a say in torch's functions."""
-    types = set(map(type, tensors))
-    return types <= _PLAIN or all(map(_is_plain, types))
+    types = {type(x) for x in tensors}
+    return types <= PLAIN or all(map(_is_plain, types))
 
 
-_PLAIN = {Tensor, Parameter}
+PLAIN = {Tensor, Parameter}
 
 
 def _is_plain(cls: type) -> bool:
-    if cls in _PLAIN:
+    if cls in PLAIN:
         return True
     others = cls.__mro__[: cls.__mro__.index(Parameter if issubclass(cls, Parameter) else Tensor)]
     return not any(hook in vars(other) for other in others for hook in ("__torch_function__", "__torch_dispatch__"))
