@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from matrix_adagrad import native
@@ -31,6 +31,7 @@ def test_reading_accumulating_and_moving_is_the_step(case, way):
 def test_sums_over_two_halves_of_a_tensor_are_those_over_the_whole(case, dim):
     batch, rule = case
     dim = dim if dim < batch.params[0].dim() else 0
+    assume(all(param.shape[dim] > 1 for param in batch.params))  # a single row of a block has no halves
     halves = [part_of(batch, dim, half) for half in range(2)]
     ways = [way_in_parts(half, NATIVE) for half in halves]
     read = [way.read(half, rule) for way, half in zip(ways, halves, strict=True)]
