@@ -14,7 +14,7 @@ help: ## list the targets
 
 reproduce: .venv/ready ## run the paper's experiments, judge its claims, write results/report.html (about 7 minutes)
 	@echo "reproduce: the paper's experiments, with the library's own optimizers"
-	@$(BIN)/matrix-adagrad reproduce $(ARGS)
+	@$(BIN)/python -m reproduction $(ARGS)
 
 test: .venv/ready-test ## lint, types, doctests and tests
 	@$(MAKE) --no-print-directory -j 2 lint pytest
@@ -25,7 +25,7 @@ pytest: .venv/ready-test ## doctests and tests
 
 test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on data that are fetched
 	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning and optax, in a browser, and on MovieLens"
-	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/test_benchmarks_tasks.py $(ARGS)
+	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/benchmarks/test_advice_tasks.py $(ARGS)
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers
@@ -39,19 +39,21 @@ test-sanitized: .venv/ready-test ## the native kernels under the address and und
 	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native $(ARGS)
 
 lint: .venv/ready-test ## style and types
-	@echo "lint: ruff and mypy"
+	@echo "lint: ruff, mypy and clang-format"
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror src/matrix_adagrad/native/*.[ch]
 
 format: .venv/ready-test ## rewrite the code in the project's style
-	@echo "format: ruff"
+	@echo "format: ruff and clang-format"
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
+	@$(BIN)/clang-format -i src/matrix_adagrad/native/*.[ch]
 
 bench: .venv/ready-bench ## time and memory of a step next to its peers (about 3 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
-	@$(BIN)/matrix-adagrad bench $(ARGS)
+	@$(BIN)/python -m benchmarks.speed $(ARGS)
 	@echo "bench: the memory of steps in the backward pass"
 	@$(BIN)/python -m benchmarks.in_backward $(filter-out --quick,$(ARGS))
 
@@ -61,7 +63,7 @@ advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes
 
 publish: .venv/ready ## put the results of make reproduce into docs/reproduction.md and docs/results/
 	@echo "publish: claims and figures of the full run, into docs/"
-	@$(BIN)/python docs/publish.py
+	@PYTHONPATH=. $(BIN)/python docs/publish.py
 
 docs: .venv/ready-docs ## the documentation, in site/
 	@echo "docs: sphinx, strict, into site/"
@@ -108,13 +110,13 @@ INSTALL := $(PIP) install --no-compile -c constraints.txt
 .venv/ready: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(INSTALL) -e '.[experiments]'
+	@$(INSTALL) -e '.[reproduction]'
 	@touch $@
 
 # All at once: a second call would build the kernels a second time.
 .venv/ready-%: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad, for $*"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	@$(INSTALL) -e '.[experiments,$*]'
+	@$(INSTALL) -e '.[reproduction,$*]'
 	@case $* in integrations|bench) $(INSTALL) --no-deps fbgemm-gpu-cpu torchrec;; esac
 	@touch .venv/ready $@

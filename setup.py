@@ -6,14 +6,17 @@ import sysconfig
 from setuptools import Extension, setup
 
 NATIVE = "src/matrix_adagrad/native"
-SOURCES = ("bags", "balls", "dense", "sparse", "tiles", "tiles_avx2", "tiles_avx512")
+SOURCES = (
+    *("bags", "balls", "dense", "dispatch", "interface", "sparse", "step"),
+    *("tiles", "tiles_avx2", "tiles_avx512"),
+)
 # The kernels know nothing of Python: one build serves every version. setuptools cannot say so without the GIL.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 kernels = Extension(
     "matrix_adagrad.native._kernels",
     sources=[f"{NATIVE}/{name}.c" for name in SOURCES],
-    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "threads", "tiles")],
+    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "step", "threads", "tiles")],
     # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
     extra_compile_args=[
         *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),

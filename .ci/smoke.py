@@ -1,5 +1,6 @@
 """An installed wheel, in a venv that has nothing else: python smoke.py README.md kernels|pure."""
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -9,9 +10,13 @@ import matrix_adagrad
 readme, kind = sys.argv[1:]
 folder = Path(matrix_adagrad.__file__).parent
 assert "site-packages" in folder.parts, folder
-for name in ("py.typed", *(f"report/{file}" for file in ("template.html", "style.css", "heat.js", "page.js"))):
+for name in ("py.typed", *(f"pages/{file}" for file in ("template.html", "style.css", "heat.js", "page.js"))):
     assert (folder / name).exists(), name
 assert not list(folder.glob("native/*.[ch]"))
+# The reproduction, the benchmarks and the tests are the repository's, not the wheel's.
+for name in ("bench", "benchmarks", "experiments", "reproduction", "tests"):
+    assert importlib.util.find_spec(f"matrix_adagrad.{name}") is None, name
+    assert not (folder.parent / name).exists(), name
 assert bool(matrix_adagrad.native.missing()) == (kind == "pure"), matrix_adagrad.native.missing()
 example = re.search(r"^```python\n(.*?)^```$", Path(readme).read_text(encoding="utf-8"), re.M | re.S)[1]
 names = {}

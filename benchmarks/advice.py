@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, Muon, Optimizer
 
-from benchmarks.tasks import TASKS
-from matrix_adagrad.advisor import Candidate, Portrait, Race, advise, around
+from benchmarks.advice_tasks import TASKS
+from matrix_adagrad.advisor import Candidate, ParameterSummary, Race, advise, lrs_around
 from matrix_adagrad.files import write
 from matrix_adagrad.optim import geometry_groups
 from matrix_adagrad.version import __version__
@@ -61,10 +61,10 @@ class Both(Optimizer):
 def references() -> list[Candidate]:
     """Outside optimizers; SGD's learning rate depends on the loss's units, so its rates lie farther apart."""
     make: dict[str, tuple[Callable[[nn.Module, float], Optimizer], tuple[float, ...]]] = {
-        "Adam": (lambda model, lr: Adam(model.parameters(), lr), around(0.01)),
-        "SGD": (lambda model, lr: SGD(model.parameters(), lr, momentum=0.9), around(0.3, step=10**0.5)),
-        "Adafactor": (lambda model, lr: Adafactor(model.parameters(), lr), around(0.01)),
-        "Muon": (Both, around(0.01)),
+        "Adam": (lambda model, lr: Adam(model.parameters(), lr), lrs_around(0.01)),
+        "SGD": (lambda model, lr: SGD(model.parameters(), lr, momentum=0.9), lrs_around(0.3, step=10**0.5)),
+        "Adafactor": (lambda model, lr: Adafactor(model.parameters(), lr), lrs_around(0.01)),
+        "Muon": (Both, lrs_around(0.01)),
     }
     return [Candidate(name, how, lrs) for name, (how, lrs) in make.items()]
 
@@ -77,18 +77,18 @@ def try_task(name: str) -> dict[str, Any]:
     steps = FEWER.get(name, SHORT)
     advice = advise(task, steps=steps, seeds=SEEDS)
     advised = time.perf_counter() - start
-    candidates = [one.candidate for one in advice.race.outcomes]
-    race = Race(task, steps=LONGER * steps, seeds=SEEDS, first=OTHER)
-    outcomes = [race.train(one) for one in candidates]
+    candidates = [outcome.candidate for outcome in advice.race.outcomes]
+    race = Race(task, steps=LONGER * steps, seeds=SEEDS, first_seed=OTHER)
+    outcomes = [race.train(candidate) for candidate in candidates]
     full = race.result(outcomes)
     chosen = advice.race.chosen.outcome
     as_planned = [run.score for run in race.runs(chosen.candidate, chosen.lr)]
     outside: dict[str, list[float] | str] = {}
-    for one in references():
+    for reference in references():
         try:
-            outside[one.name] = [run.score for run in race.train(one).runs]
+            outside[reference.name] = [run.score for run in race.train(reference).runs]
         except ValueError as error:
-            outside[one.name] = str(error)
+            outside[reference.name] = str(error)
     return {
         "task": name,
         "advised_seconds": advised,
@@ -99,41 +99,47 @@ def try_task(name: str) -> dict[str, Any]:
         "as_planned": as_planned,
         "outside": outside,
         "plan": advice.plan.to_dict(),
-        "predictions": predictions(advice.probe.portraits),
-        "portraits": {one.name: one.scalars() for one in advice.probe},
+        "predictions": predictions(advice.probe.parameters),
+        "parameters": {parameter.name: parameter.scalars() for parameter in advice.probe},
     }
 
 
 # --------------------------------------------------------------------------------- what the probe alone would have said
 
 
-def predictions(portraits: Sequence[Portrait]) -> dict[str, str]:
+def predictions(parameters: Sequence[ParameterSummary]) -> dict[str, str]:
     """The geometry for the whole model that each of the probe's statistics speaks for, by the statistic."""
-    matrices = [one for one in portraits if one.is_matrix]
+    matrices = [parameter for parameter in parameters if parameter.is_matrix]
 
-    def total(value: Callable[[Portrait], float]) -> float:
+    def total(value: Callable[[ParameterSummary], float]) -> float:
         return sum(map(value, matrices))
 
-    def mean(value: Callable[[Portrait], float]) -> float:
-        """By energy: a layer without gradients has no say."""
-        weights = [one.gradients["whole"] for one in matrices]
+    def mean(value: Callable[[ParameterSummary], float]) -> float:
+        """Weighted by squared gradients: a layer without gradients does not count."""
+        weights = [matrix.gradient_norm["whole"] for matrix in matrices]
         return statistics.fmean(map(value, matrices), weights if sum(weights) else None)
 
     def agreement(name: str) -> float:
-        return mean(lambda one: one.agreement[name])
+        return mean(lambda matrix: matrix.agreement[name])
 
     enough = [name for name in ("row", "column") if agreement(name) >= 0.9]
     return {
-        "least bound": min(("row", "column", "entry", "whole"), key=lambda name: total(lambda one: one.bound[name])),
-        "least bound, rows or columns": min(("row", "column"), key=lambda name: total(lambda one: one.bound[name])),
+        "least bound": min(
+            ("row", "column", "entry", "whole"), key=lambda name: total(lambda matrix: matrix.bound[name])
+        ),
+        "least bound, rows or columns": min(
+            ("row", "column"), key=lambda name: total(lambda matrix: matrix.bound[name])
+        ),
         "larger agreement": max(("row", "column"), key=agreement),
         "agreement of 0.9, else entry": max(enough, key=agreement) if enough else "entry",
         "lower participation": (
             "row"
-            if mean(lambda one: one.rows.participation) < mean(lambda one: one.columns.participation)
+            if mean(lambda matrix: matrix.rows.participation) < mean(lambda matrix: matrix.columns.participation)
             else "column"
         ),
-        "more silent": "row" if mean(lambda one: one.rows.silent) >= mean(lambda one: one.columns.silent) else "column",
+        "more silent": "row"
+        if mean(lambda matrix: matrix.rows.inactive) >= mean(lambda matrix: matrix.columns.inactive)
+        else "column",
     } | {f"always {name}": name for name in ("entry", "row", "column", "whole")}
 
 

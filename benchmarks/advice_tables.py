@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.pages import DOCS, put, table
-from matrix_adagrad.advisor.result import CLOSE, LEVEL
+from benchmarks.markdown import DOCS, markdown_table, update_page
+from matrix_adagrad.advisor.race_result import CLOSE, LEVEL
 from matrix_adagrad.intervals import Interval, interval
 
 __all__ = ["publish", "text"]
@@ -20,17 +20,17 @@ Found = dict[str, Any]
 
 def publish(found: Sequence[Found]) -> None:
     """Exchange the tables of the page."""
-    put(DOCS / "advisor.md", {"advice": lambda: text(found)})
+    update_page(DOCS / "advisor.md", {"advice": lambda: text(found)})
 
 
 def text(found: Sequence[Found]) -> str:
     """All tables, with the sentences that sum them up."""
-    right = [one for one in found if _chosen(one)["verdict"] in LEVEL]
-    close = [one for one in right if _behind(_chosen(one), _best(one)) <= CLOSE]
-    costs = [_behind(_chosen(one), _best(one)) for one in found if one not in right]
+    right = [task for task in found if _chosen(task)["verdict"] in LEVEL]
+    close = [task for task in right if _behind(_chosen(task), _best(task)) <= CLOSE]
+    costs = [_behind(_chosen(task), _best(task)) for task in found if task not in right]
     wrong = f" On the others it ended {_percent(min(costs))} to {_percent(max(costs))} above the best." if costs else ""
-    versions = ", ".join(sorted({f"torch {one['torch']}" for one in found}))
-    minutes = statistics.median(one["advised_seconds"] for one in found) / 60
+    versions = ", ".join(sorted({f"torch {task['torch']}" for task in found}))
+    minutes = statistics.median(task["advised_seconds"] for task in found) / 60
     return "\n\n".join(
         (
             f"On **{len(right)} of {len(found)}** tasks the chosen candidate was level with the best one at full "
@@ -51,17 +51,17 @@ def text(found: Sequence[Found]) -> str:
 
 def _choices(found: Sequence[Found]) -> str:
     rows = []
-    for one in found:
-        chosen, best = _chosen(one), _best(one)
-        seen = statistics.fmean(one["as_planned"])
+    for task in found:
+        chosen, best = _chosen(task), _best(task)
+        as_planned = statistics.fmean(task["as_planned"])
         rows.append(
             [
-                one["task"],
+                task["task"],
                 chosen["candidate"],
                 best["candidate"],
                 f"{best['score']:.4g}",
                 "–" if chosen is best else f"{_percent(_behind(chosen, best))} ({chosen['verdict']})",
-                _percent((seen - best["score"]) / abs(best["score"])),
+                _percent((as_planned - best["score"]) / abs(best["score"])),
                 f"{chosen['state_bytes'] / best['state_bytes']:.2g}",
             ]
         )
@@ -74,16 +74,16 @@ def _choices(found: Sequence[Found]) -> str:
         "with the plan's lr",
         "state",
     ]
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _references(found: Sequence[Found]) -> str:
     rows = []
-    for one in found:
-        best = _best(one)
+    for task in found:
+        best = _best(task)
         cells = []
         for name in OUTSIDE:
-            scores = one["outside"][name]
+            scores = task["outside"][name]
             if isinstance(scores, str):
                 cells.append("not for it")
                 continue
@@ -93,40 +93,40 @@ def _references(found: Sequence[Found]) -> str:
             difference = _paired(scores, best["scores"])
             shown = _percent(difference.mean / abs(best["score"]))
             cells.append(f"**{shown}**" if difference.low > 0 or difference.high < 0 else shown)
-        rows.append([one["task"], *cells])
-    return table(["task", *OUTSIDE], rows)
+        rows.append([task["task"], *cells])
+    return markdown_table(["task", *OUTSIDE], rows)
 
 
 def _predictions(found: Sequence[Found]) -> str:
     rows = []
     for statistic in found[0]["predictions"]:
         level, costs = 0, []
-        for one in found:
+        for task in found:
             for family in ("adagrad", "momentum"):
-                geometries = {name: _standing(one, f"{name} {family}") for name in ("row", "column", "entry", "whole")}
+                geometries = {name: _standing(task, f"{name} {family}") for name in ("row", "column", "entry", "whole")}
                 there = {name: standing for name, standing in geometries.items() if standing is not None}
                 best = min(there.values(), key=lambda standing: standing["score"])
-                guess = there.get(one["predictions"][statistic], there["entry"])
+                guess = there.get(task["predictions"][statistic], there["entry"])
                 difference = _paired(guess["scores"], best["scores"])
                 cost = _behind(guess, best)
                 level += difference.low <= 0 or cost <= 0.01
                 costs.append(cost)
         rows.append([statistic, f"{level} of {len(costs)}", _percent(statistics.fmean(costs)), _percent(max(costs))])
-    return table(["statistic", "level with the best", "mean cost", "largest"], rows)
+    return markdown_table(["statistic", "level with the best", "mean cost", "largest"], rows)
 
 
-def _standing(one: Found, name: str) -> Found | None:
-    return next((standing for standing in one["full"]["standings"] if standing["candidate"] == name), None)
+def _standing(task: Found, name: str) -> Found | None:
+    return next((standing for standing in task["full"]["standings"] if standing["candidate"] == name), None)
 
 
-def _chosen(one: Found) -> Found:
-    chosen = _standing(one, one["chosen"])
+def _chosen(task: Found) -> Found:
+    chosen = _standing(task, task["chosen"])
     assert chosen is not None
     return chosen
 
 
-def _best(one: Found) -> Found:
-    best: Found = one["full"]["standings"][0]
+def _best(task: Found) -> Found:
+    best: Found = task["full"]["standings"][0]
     return best
 
 

@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from matrix_adagrad.experiments import factorisation
-from matrix_adagrad.experiments.factorisation import Config
+from reproduction import factorisation
+from reproduction.factorisation import Config
 
 ROUNDS, FACTORS, EPOCHS, DECAY = 3, 20, 30, 0.02
 LRS = [10 ** (point / 8) for point in range(-10, -2)]

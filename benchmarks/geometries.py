@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad import MatrixMomentum, geometry_groups
-from matrix_adagrad.experiments.gpt import GPT, next_character_loss, windows
-from matrix_adagrad.experiments.text import characters, help_texts
+from matrix_adagrad.datasets.python_text import characters, help_texts
+from matrix_adagrad.demos.gpt import GPT, next_character_loss, windows
 
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 64, 96, 4, 3, 16
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)

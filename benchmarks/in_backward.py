@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from benchmarks.pages import DOCS, put, table
+from benchmarks.markdown import DOCS, markdown_table, update_page
+from benchmarks.measure import peak_extra_bytes, time_interleaved
 from matrix_adagrad import RowAdaGrad, RowMomentum, step_in_backward
-from matrix_adagrad.bench.measure import peak_extra_bytes, time_interleaved
-from matrix_adagrad.experiments.gpt import GPT
+from matrix_adagrad.demos.gpt import GPT
 
 Task = tuple[nn.Module, Callable[[nn.Module], Tensor]]
 
@@ -92,11 +92,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     options = parser.parse_args()
     head = ["model", "optimizer", "loop", "parameters, MiB", "state", "peak of an iteration", "in all", "time"]
-    made = table(head, [row for task in (layers, gpt) for row in measure(task, options.rounds)])
+    made = markdown_table(head, [row for task in (layers, gpt) for row in measure(task, options.rounds)])
     made += f"\n\n{torch.get_num_threads()} threads, torch {torch.__version__}."
     print(made)
     if options.write:
-        put(DOCS / "benchmarks.md", {"in-backward": lambda: made})
+        update_page(DOCS / "benchmarks.md", {"in-backward": lambda: made})
 
 
 if __name__ == "__main__":

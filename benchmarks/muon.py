@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from benchmarks.pages import DOCS, put, table
+from benchmarks.markdown import DOCS, markdown_table, update_page
 from matrix_adagrad import CombinedOptimizer, geometry_groups, muon_with_rows
-from matrix_adagrad.experiments.gpt import GPT, next_character_loss, windows
-from matrix_adagrad.experiments.text import help_texts
+from matrix_adagrad.datasets.python_text import help_texts
+from matrix_adagrad.demos.gpt import GPT, next_character_loss, windows
 from matrix_adagrad.files import write
 from matrix_adagrad.intervals import interval
 from matrix_adagrad.text import json_text
@@ -52,7 +52,7 @@ GROWTH = 2  # rates that a grid may grow by, in all
 
 
 @dataclass(frozen=True)
-class Run:
+class Trial:
     """One training run; its Muon rate is 0 if it has none."""
 
     method: str
@@ -62,7 +62,7 @@ class Run:
 
 
 @dataclass
-class Outcome:
+class TrialResult:
     """What came of it."""
 
     loss: float
@@ -97,7 +97,7 @@ def words() -> Tensor:
     return torch.tensor([numbers[token] for token in tokens])
 
 
-def train(run: Run) -> Outcome:
+def train(run: Trial) -> TrialResult:
     """Train on the first nine tenths of the text; the loss is that on the last one."""
     began = time.perf_counter()
     torch.manual_seed(run.seed)
@@ -115,7 +115,7 @@ def train(run: Run) -> Outcome:
     with torch.no_grad():
         losses = [next_character_loss(model, batch(held_out)).item() for _ in range(40)]
     loss = statistics.fmean(losses)
-    return Outcome(loss if math.isfinite(loss) else math.inf, state_bytes(optimizer), time.perf_counter() - began)
+    return TrialResult(loss if math.isfinite(loss) else math.inf, state_bytes(optimizer), time.perf_counter() - began)
 
 
 def batch(text: Tensor) -> Tensor:
@@ -129,27 +129,29 @@ class Runs:
     def __init__(self, may_run: bool) -> None:
         self.may_run = may_run
         saved = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-        self.done = {Run(**one["run"]): Outcome(**one["outcome"]) for one in saved}
+        self.done = {Trial(**entry["run"]): TrialResult(**entry["outcome"]) for entry in saved}
 
-    def __call__(self, run: Run) -> Outcome:
+    def __call__(self, run: Trial) -> TrialResult:
         if run not in self.done:
             if not self.may_run:
                 raise SystemExit(f"{RESULTS} has no {run}: run without --only-tables")
             self.done[run] = train(run)
             print(f"{run.method:<24}{run.muon_lr:<8g}{run.lr:<8g}seed {run.seed:<5}", end="")
             print(f"{self.done[run].loss:.4f}  {self.done[run].seconds:.0f} s", flush=True)
-            kept = [{"run": asdict(one), "outcome": asdict(outcome)} for one, outcome in self.done.items()]
+            kept = [{"run": asdict(trial), "outcome": asdict(outcome)} for trial, outcome in self.done.items()]
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
             write(RESULTS, json_text(kept))
         loss = self.done[run].loss
-        return self.done[run] if loss is not None else Outcome(math.inf, self.done[run].bytes, self.done[run].seconds)
+        return (
+            self.done[run] if loss is not None else TrialResult(math.inf, self.done[run].bytes, self.done[run].seconds)
+        )
 
 
-def tuned(method: str, runs: Runs) -> tuple[Run, int, bool]:
+def tuned(method: str, runs: Runs) -> tuple[Trial, int, bool]:
     """The best run of the grid, the size of the grid, and whether the best lies inside of it."""
     ours, muons = list(RATES[method]), [0.0] if method == "AdamW alone" else list(MUON_RATES)
     for grown in range(GROWTH + 1):
-        grid = [Run(method, muon, lr, TUNING_SEED) for muon in muons for lr in ours]
+        grid = [Trial(method, muon, lr, TUNING_SEED) for muon in muons for lr in ours]
         best = min(grid, key=lambda run: runs(run).loss)
         edges = [
             (rates, rate) for rates, rate in ((muons, best.muon_lr), (ours, best.lr)) if rate in (rates[0], rates[-1])
@@ -207,7 +209,7 @@ def losses_table(runs: Runs) -> str:
     """The best rates, the losses at them, and the paired differences to Muon + AdamW."""
     best = {method: tuned(method, runs) for method in RATES}
     losses = {
-        method: [runs(Run(method, run.muon_lr, run.lr, seed)).loss for seed in SEEDS]
+        method: [runs(Trial(method, run.muon_lr, run.lr, seed)).loss for seed in SEEDS]
         for method, (run, _, _) in best.items()
     }
     base = losses["Muon + AdamW"]
@@ -231,7 +233,7 @@ def losses_table(runs: Runs) -> str:
         f"{tokens:,} tokens, {STEPS} steps of {BATCH} × {CONTEXT} tokens, {len(SEEDS)} seeds; {len(runs.done)} runs in "
     )
     return (
-        table(head, rows)
+        markdown_table(head, rows)
         + f"\n\n{note}{seconds / 60:.0f} minutes on one thread of a shared machine, torch {torch.__version__}."
     )
 
@@ -246,7 +248,9 @@ def bytes_table(by_method: dict[str, dict[str, int]], unit: float, word: str) ->
             shares = f"{sum(own.values()) / whole:.0%}"
             yield [method, *(f"{part / unit:,.3f}" if part < unit else f"{part / unit:,.2f}" for part in parts), shares]
 
-    return table(["", f"tables and head, {word}", "hidden matrices", "vectors", "all", "of AdamW alone"], cells())
+    return markdown_table(
+        ["", f"tables and head, {word}", "hidden matrices", "vectors", "all", "of AdamW alone"], cells()
+    )
 
 
 def main() -> None:
@@ -259,7 +263,7 @@ def main() -> None:
     runs = Runs(may_run=not options.only_tables)
     losses = losses_table(runs)
     measured = {
-        method: runs(Run(method, best.muon_lr, best.lr, SEEDS[0])).bytes
+        method: runs(Trial(method, best.muon_lr, best.lr, SEEDS[0])).bytes
         for method, (best, _, _) in ((method, tuned(method, runs)) for method in RATES)
     }
     blocks = {
@@ -269,7 +273,7 @@ def main() -> None:
     }
     print("\n\n".join(blocks.values()))
     if options.write:
-        put(DOCS / "muon.md", {name: functools.partial(str, made) for name, made in blocks.items()})
+        update_page(DOCS / "muon.md", {name: functools.partial(str, made) for name, made in blocks.items()})
 
 
 if __name__ == "__main__":

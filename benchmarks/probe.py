@@ -18,10 +18,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from benchmarks.pages import DOCS, put, table
+from benchmarks.markdown import DOCS, markdown_table, update_page
 from matrix_adagrad import MatrixAdaGrad, RowAdaGrad, RowMomentum
 from matrix_adagrad.advisor import Probe
-from matrix_adagrad.experiments.gpt import GPT
+from matrix_adagrad.demos.gpt import GPT
 
 SECONDS = 0.5  # of a stretch
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
@@ -88,14 +88,14 @@ def measure(case: Callable[[], Loop], rounds: int) -> list[str]:
             watched.append(loop(steps))
     ratios = [b / a for a, b in zip(plain, watched, strict=True)]
     error = statistics.stdev(ratios) / math.sqrt(rounds)
-    one = probe.report().portraits[0]
+    first = probe.report().parameters[0]
     numbers = sum(param.nbytes for param in model.parameters())
     return [
         (case.__doc__ or "").rstrip("."),
         f"{1e3 * statistics.median(plain):.2f} ms",
         f"{statistics.fmean(ratios):.3f} ± {error:.3f}",
         f"{probe.seconds / (steps * sum(watched)):.1%}",
-        f"1 in {one.steps / one.observed:.0f}",
+        f"1 in {first.steps / first.observed:.0f}",
         f"{probe.nbytes / 1e6:.2f} MB",
         f"{probe.nbytes / numbers:.1%}",
     ]
@@ -114,15 +114,15 @@ def main() -> None:
         "a step without",
         "with it, times that",
         "its own time",
-        "steps looked at",
+        "steps observed",
         "its memory",
         "of the parameters'",
     ]
-    made = table(head, [measure(case, options.rounds) for case in CASES])
+    made = markdown_table(head, [measure(case, options.rounds) for case in CASES])
     made += f"\n\n{options.threads} thread{'s' * (options.threads > 1)}, torch {torch.__version__}."
     print(made)
     if options.write:
-        put(DOCS / "advisor.md", {"probe": lambda: made})
+        update_page(DOCS / "advisor.md", {"probe": lambda: made})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python -m benchmarks.scaling [--write]
 
-What is divided over which dimension of a mesh comes from `matrix_adagrad.optim.shards`, and tests/distributed count
+What is divided over which dimension of a mesh comes from `matrix_adagrad.optim.sharding`, and tests/distributed count
 the bytes of real steps and hold these functions to them. ``--write`` puts the tables into docs/scaling.md.
 """
 
@@ -19,9 +19,9 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from benchmarks.pages import DOCS, put, table
-from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
-from matrix_adagrad.optim.shards import statistic_layout
+from benchmarks.markdown import DOCS, markdown_table, update_page
+from matrix_adagrad.geometry import Blocks, Column, Entry, Partition, Row, Whole, wide_dtype
+from matrix_adagrad.optim.sharding import statistic_layout
 
 PAGE = DOCS / "scaling.md"
 
@@ -43,21 +43,21 @@ class Optimizer:
     """What an optimizer keeps: the statistics of some geometries, and tensors of the parameter's own shape."""
 
     name: str
-    statistics: tuple[Geometry, ...]
+    statistics: tuple[Partition, ...]
     averages: int = 0
 
 
-def adagrad(geometry: Geometry) -> Optimizer:
+def adagrad(geometry: Partition) -> Optimizer:
     """MatrixAdaGrad."""
     return Optimizer(f"AdaGrad, {_name(geometry)}", (geometry,))
 
 
-def momentum(geometry: Geometry) -> Optimizer:
+def momentum(geometry: Partition) -> Optimizer:
     """MatrixMomentum."""
     return Optimizer(f"momentum, {_name(geometry)}", (geometry,), averages=1)
 
 
-def _name(geometry: Geometry) -> str:
+def _name(geometry: Partition) -> str:
     return f"`{geometry!r}`" if isinstance(geometry, Blocks) else str(geometry)
 
 
@@ -110,13 +110,13 @@ def state_bytes(params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh, a
     return total
 
 
-def _statistic_bytes(p: Parameter, geometry: Geometry, mesh: Mesh, at: Sequence[int] | None) -> int:
+def _statistic_bytes(p: Parameter, geometry: Partition, mesh: Mesh, at: Sequence[int] | None) -> int:
     layout = statistic_layout(geometry, torch.Size(p.shape), p.placements)
     local = local_shape(geometry.statistic_shape(p.shape), mesh, layout.placements, at)
     return math.prod(local) * wide_dtype(p.dtype).to_real().itemsize
 
 
-def _different(p: Parameter, optimizer: Optimizer) -> list[Geometry]:
+def _different(p: Parameter, optimizer: Optimizer) -> list[Partition]:
     """The statistics that are kept: of a vector, rows and columns are the same."""
     return list({(g.cut(p.shape), g.dims(p.shape)): g for g in optimizer.statistics}.values())
 
@@ -179,7 +179,7 @@ def moved_by_fsdp(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Parallelism:
     """A mesh, and how FSDP2 uses its dimensions."""
 
     name: str
@@ -204,9 +204,9 @@ class Plan:
 
 
 PLANS = (
-    Plan("FSDP2, 1,024", (1024,), shards=0),
-    Plan("HSDP, 8 × 128", (8, 128), shards=1, replicas=0),
-    Plan("FSDP2 × TP, 128 × 8", (128, 8), shards=0),
+    Parallelism("FSDP2, 1,024", (1024,), shards=0),
+    Parallelism("HSDP, 8 × 128", (8, 128), shards=1, replicas=0),
+    Parallelism("FSDP2 × TP, 128 × 8", (128, 8), shards=0),
 )
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 80, 8192, 64, 8, 128, 28672, 128256
 # Name, shape, how many, and what of the weight tensor parallelism divides.
@@ -220,12 +220,12 @@ LLAMA: tuple[tuple[str, tuple[int, ...], int, str], ...] = (
     ("norms", (HIDDEN,), 2 * LAYERS + 1, ""),
     ("output", (VOCABULARY, HIDDEN), 1, "rows"),
 )
-GEOMETRIES: tuple[Geometry, ...] = (Row(), Column(), Blocks(rows=8), Whole(), Entry())
+GEOMETRIES: tuple[Partition, ...] = (Row(), Column(), Blocks(rows=8), Whole(), Entry())
 BANDWIDTH = 50e9  # bytes a second that each GPU sends
 MESSAGE = 10e-6  # seconds from one GPU to the next
 
 
-def llama(plan: Plan) -> list[Parameter]:
+def llama(plan: Parallelism) -> list[Parameter]:
     """The parameters of Llama 3 70B."""
     return [Parameter(shape, plan.placements(parallel), count=count) for _, shape, count, parallel in LLAMA]
 
@@ -237,13 +237,15 @@ def _llama_shapes() -> str:
     ]
     total = sum(count * math.prod(shape) for _, shape, count, _ in LLAMA)
     tensors = sum(count for _, _, count, _ in LLAMA)
-    return table(["", "tensors", "shape", "numbers"], [*rows, ["together", f"{tensors:,}", "", f"**{total:,}**"]])
+    return markdown_table(
+        ["", "tensors", "shape", "numbers"], [*rows, ["together", f"{tensors:,}", "", f"**{total:,}**"]]
+    )
 
 
 def _llama_state() -> str:
     params = {plan: llama(plan) for plan in PLANS}
 
-    def row(name: str, size: Callable[[Plan], int]) -> list[str]:
+    def row(name: str, size: Callable[[Parallelism], int]) -> list[str]:
         return [name, *(_bytes(size(plan)) for plan in PLANS)]
 
     def states(optimizer: Optimizer, name: str = "") -> list[str]:
@@ -261,7 +263,7 @@ def _llama_state() -> str:
         *(states(adagrad(geometry)) for geometry in GEOMETRIES),
         *(states(momentum(geometry)) for geometry in GEOMETRIES),
     ]
-    return table(["on the GPU that has most", *(plan.name for plan in PLANS)], rows)
+    return markdown_table(["on the GPU that has most", *(plan.name for plan in PLANS)], rows)
 
 
 def _llama_fsdp() -> str:
@@ -271,7 +273,7 @@ def _llama_fsdp() -> str:
         cells = [_bytes(moved.gathered), _bytes(moved.scattered), _bytes(moved.replicas) if moved.replicas else "–"]
         rows.append([plan.name, *cells, _bytes(moved.total), _time(moved.total / BANDWIDTH)])
     head = ["sent by each GPU", "all-gathers", "reduce-scatters", "all-reduces", "together", _at_bandwidth()]
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _llama_wire() -> str:
@@ -299,10 +301,10 @@ def _llama_wire() -> str:
         _at_bandwidth(),
         f"messages, {_time(MESSAGE)} each",
     ]
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
-def _either(geometry: Geometry) -> Optimizer:
+def _either(geometry: Partition) -> Optimizer:
     """AdaGrad or momentum: they send the same."""
     return Optimizer(_name(geometry), (geometry,))
 
@@ -325,7 +327,7 @@ def _large_table() -> str:
         states = [state_bytes([p], optimizer, mesh) for optimizer in optimizers]
         here = [f"{machines} × {GPUS_PER_MACHINE}", f"{local_shape(p.shape, mesh, p.placements)[0]:,}"]
         rows.append([*here, _bytes(parameter_bytes([p], mesh)), *map(_bytes, states)])
-    return table(["GPUs", "rows", "table", "AdaGrad, row", "AdaGrad, entry", "momentum, row", "Adam"], rows)
+    return markdown_table(["GPUs", "rows", "table", "AdaGrad, row", "AdaGrad, entry", "momentum, row", "Adam"], rows)
 
 
 def _large_table_is() -> str:
@@ -361,7 +363,7 @@ SYMBOLIC_LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[Placement, ...]]] = {
     "F × T, column-wise layer": (("F", "T"), (_STRIDED, Shard(0))),
     "F × T, row-wise layer": (("F", "T"), (Shard(0), Shard(1))),
 }
-SYMBOLIC: dict[str, tuple[Geometry, ...]] = {
+SYMBOLIC: dict[str, tuple[Partition, ...]] = {
     "row": (Row(),),
     "column": (Column(),),
     "entry": (Entry(),),
@@ -372,7 +374,7 @@ SYMBOLIC: dict[str, tuple[Geometry, ...]] = {
 }
 
 
-def scales_in_symbols(geometry: Geometry, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
+def scales_in_symbols(geometry: Partition, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
     """How many scales of an m×n matrix a rank has, in the sizes of a mesh with these names.
 
     >>> scales_in_symbols(Row(), ("F", "T"), (Shard(0), Shard(1)))
@@ -385,18 +387,18 @@ def scales_in_symbols(geometry: Geometry, names: Sequence[str], placements: tupl
     return above + (f"/{'·'.join(below)}" if len(below) < 2 else f"/({'·'.join(below)})") if below else above
 
 
-def payload_in_symbols(geometry: Geometry, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
+def payload_in_symbols(geometry: Partition, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
     """How many numbers are added up, and over what."""
     over = [names[dim] for dim in statistic_layout(geometry, torch.Size((_M, _N)), placements).divided]
     return f"{scales_in_symbols(geometry, names, placements)} over {' and '.join(over)}" if over else ""
 
 
-def _in_symbols(cell: Callable[[Geometry, Sequence[str], tuple[Placement, ...]], str], join: str) -> str:
+def _in_symbols(cell: Callable[[Partition, Sequence[str], tuple[Placement, ...]], str], join: str) -> str:
     rows = []
     for name, geometries in SYMBOLIC.items():
         cells = [[cell(geometry, *layout) for geometry in geometries] for layout in SYMBOLIC_LAYOUTS.values()]
         rows.append([name, *(join.join(filter(None, parts)) or "–" for parts in cells)])
-    return table(["", *SYMBOLIC_LAYOUTS], rows)
+    return markdown_table(["", *SYMBOLIC_LAYOUTS], rows)
 
 
 # -------------------------------------------------------------------------------------------------------------- page
@@ -495,7 +497,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
     if parser.parse_args().write:
-        put(PAGE, BLOCKS)
+        update_page(PAGE, BLOCKS)
         return
     for name, make in BLOCKS.items():
         print(f"{name}\n\n{make()}\n")

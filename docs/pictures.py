@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole
-from matrix_adagrad.report.palette import COLOURS, LIGHT
+from matrix_adagrad.pages.palette import COLOURS, LIGHT
 
 FOLDER = Path(__file__).parent / "pictures"
 SHAPE = (6, 8)

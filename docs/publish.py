@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from matrix_adagrad.experiments.cells import code
+from reproduction.cells import source_hash
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PUBLISHED, PAGE = ROOT / "results", ROOT / "docs" / "results", ROOT / "docs" / "reproduction.md"
@@ -38,12 +38,14 @@ def main():
     if not (RESULTS / "claims.json").exists():
         raise SystemExit("results/claims.json is not there: make reproduce, and then make publish")
     claims = json.loads((RESULTS / "claims.json").read_text(encoding="utf-8"))
-    if claims["code"] != code()[:12]:
+    if claims["code"] != source_hash()[:12]:
         raise SystemExit("results/ is of another version of the code: make reproduce")
     if claims["quick"] or any(claim["verdict"] == "not run" for claim in claims["claims"]):
         raise SystemExit("results/ is not of a full run: make reproduce")
-    if subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, encoding="utf-8").stdout:
-        raise SystemExit("src/ has changes that are not committed: the results would have no commit")
+    if subprocess.run(
+        ["git", "status", "--porcelain", "src", "reproduction"], cwd=ROOT, capture_output=True, encoding="utf-8"
+    ).stdout:
+        raise SystemExit("src/ or reproduction/ has changes that are not committed: the results would have no commit")
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout

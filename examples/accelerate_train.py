@@ -1,6 +1,6 @@
-"""Train a small GPT with Accelerate, and take the run up again in the middle: the same numbers come out.
+"""Train a small GPT with Accelerate, then resume the run from the middle: the results are bit-identical.
 
-Needs accelerate, and no network: the model starts at random, and the text is what ships with Python.
+Needs accelerate but no network: the model starts from random weights, and the text ships with Python.
 """
 
 import os
@@ -16,22 +16,22 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
 from matrix_adagrad import MatrixMomentum, geometry_groups
-from matrix_adagrad.experiments.gpt import GPT, next_character_loss, windows
-from matrix_adagrad.experiments.text import characters, python_text
+from matrix_adagrad.datasets.python_text import characters, python_text
+from matrix_adagrad.demos.gpt import GPT, next_character_loss, windows
 
-CONTEXT, BATCH, ACCUMULATE, STEPS = 32, 8, 2, 40  # a step is taken with the gradients of ACCUMULATE batches
-torch.set_num_threads(1)  # on so small a model threads would only wait for each other
+CONTEXT, BATCH, ACCUMULATE, STEPS = 32, 8, 2, 40  # each step accumulates the gradients of ACCUMULATE batches
+torch.set_num_threads(1)  # on such a small model, threads would only wait for each other
 text = characters(python_text())
 pieces = windows(text, torch.arange(0, len(text) - CONTEXT, CONTEXT), CONTEXT)[: STEPS * ACCUMULATE * BATCH]
 
 
 def train(folder: str, *, resume: bool = False) -> tuple[nn.Module, list[float]]:
-    """The model at the end, and the losses of all batches; half way everything is saved, or taken up."""
+    """Return the final model and the loss of every batch; halfway, save everything, or start from what was saved."""
     set_seed(0)
-    again = DataLoaderConfiguration(use_seedable_sampler=True)  # or batches come in another order after resuming
+    again = DataLoaderConfiguration(use_seedable_sampler=True)  # or batches change order after resuming
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE, dataloader_config=again)
     model = GPT(int(text.max()) + 1, context=CONTEXT, layers=1)
-    # Before `prepare`: tables and the head by row, hidden matrices by entry. Adam's learning rate carries over.
+    # Before `prepare`. Tables and the head by row, hidden matrices by entry. Adam's learning rate carries over.
     optimizer = MatrixMomentum(geometry_groups(model), lr=5e-3, reduction="mean")
     scheduler = CosineAnnealingLR(optimizer, STEPS)
     model, optimizer, scheduler, batches = accelerator.prepare(
@@ -45,7 +45,7 @@ def train(folder: str, *, resume: bool = False) -> tuple[nn.Module, list[float]]
         with accelerator.accumulate(model):
             loss = next_character_loss(model, batch)
             accelerator.backward(loss)
-            optimizer.step()  # does nothing, as the next two, until the gradients of all batches of a step are there
+            optimizer.step()  # this and the next two do nothing until all batches of a step are accumulated
             scheduler.step()
             optimizer.zero_grad()
         losses.append(loss.item())
@@ -62,5 +62,5 @@ print("loss of every 20 batches:", *(f"{sum(losses[i : i + 20]) / 20:.3f}" for i
 assert sum(losses[-20:]) < sum(losses[:20]) - 10
 assert later == losses[len(losses) // 2 :]
 for (name, one), other in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
-    assert torch.equal(one, other), name  # bit by bit
+    assert torch.equal(one, other), name  # bit-identical
 print("The run that was taken up again had the same losses, and ended with the same bits.")

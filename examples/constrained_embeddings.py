@@ -1,4 +1,4 @@
-"""Embeddings whose rows stay in a ball, learned from sparse gradients: only the rows of a batch are touched."""
+"""Embeddings whose rows stay in a ball, trained with sparse gradients: only the rows in the batch are touched."""
 
 import torch
 from torch import nn
@@ -8,14 +8,14 @@ from matrix_adagrad.domains import RowBalls
 
 torch.manual_seed(0)
 WORDS, GROUPS, SIZE, RADIUS = 2000, 10, 16, 1.0
-group = torch.arange(WORDS) % GROUPS  # words of a group should point into the same direction
+group = torch.arange(WORDS) % GROUPS  # words of a group should point in the same direction
 
 table = nn.Embedding(WORDS, SIZE, sparse=True)
 optimizer = RowAdaGrad(table.parameters(), lr=0.5, domain=RowBalls(RADIUS), project_start=True)
 
 for step in range(600):
     words, others = torch.randint(GROUPS, WORDS - GROUPS, (2, 512))
-    others[::2] += (group[words] - group[others])[::2]  # every other pair is of one group
+    others[::2] += (group[words] - group[others])[::2]  # every other pair is from the same group
     score = (table(words) * table(others)).sum(1)
     loss = nn.functional.softplus(torch.where(group[words] == group[others], -score, score)).mean()
     optimizer.zero_grad()

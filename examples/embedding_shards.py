@@ -1,8 +1,8 @@
-"""Train embedding tables that TorchRec shards by rows over processes, with RowAdaGrad: scales live with their rows.
+"""Train embedding tables sharded by rows over processes by TorchRec, with RowAdaGrad: scales live with their rows.
 
     torchrun --standalone --nproc-per-node 2 examples/embedding_shards.py
 
-One process and many print the same losses; no process ever holds a whole table. Needs torchrec and fbgemm-gpu-cpu.
+Any number of processes prints the same losses, and none ever holds a whole table. Needs torchrec and fbgemm-gpu-cpu.
 """
 
 import gc
@@ -21,11 +21,11 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from matrix_adagrad import RowAdaGrad
 
 ROWS = int(os.environ.get("ROWS", "100001"))  # of the larger table
-WIDTH, BATCH, BAG, STEPS = 32, 1024, 5, 50  # BATCH is that of all processes together; BAG the ids of an example
+WIDTH, BATCH, BAG, STEPS = 32, 1024, 5, 50  # BATCH is the global batch size; BAG is the number of ids per example
 
 
 class Clicks(nn.Module):
-    """The log-odds of a click: a linear function of what the tables say of a user and of items."""
+    """The log-odds of a click: a linear function of the embeddings of a user and of items."""
 
     def __init__(self, rows: dict[str, int]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Clicks(nn.Module):
 
 
 def batches(rows: dict[str, int], rank: int, world: int):
-    """This process's part of every batch; what is clicked depends on which ids are odd."""
+    """Yield this process's part of every batch; a click depends on which ids are odd."""
     random, mine = torch.Generator().manual_seed(0), slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     for _ in range(STEPS):
         ids = [(n * torch.rand(BATCH, BAG, generator=random) ** 3).long() for n in rows.values()]
@@ -53,7 +53,7 @@ def main() -> None:
     rank, world, rows = dist.get_rank(), dist.get_world_size(), {"user": ROWS, "item": ROWS // 5}
     torch.manual_seed(0)
     model, sharder = Clicks(rows), EmbeddingBagCollectionSharder()
-    # The kernel "dense" leaves the step to us. TorchRec's planner would not choose it: the plan is written down.
+    # The "dense" kernel leaves the step to us. TorchRec's planner would not choose it, so we write the plan ourselves.
     by_rows = {name: row_wise(compute_kernel="dense") for name in rows}
     plan = ShardingPlan({"tables": construct_module_sharding_plan(model.tables, by_rows, sharder, world, world, "cpu")})
     env, before = ShardingEnv.from_process_group(dist.group.WORLD), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -62,7 +62,7 @@ def main() -> None:
     for step, (features, clicked) in enumerate(batches(rows, rank, world)):
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(features), clicked)
-        loss.backward()  # the mean over this part of the batch: TorchRec takes that over processes
+        loss.backward()  # the mean over this part of the batch; TorchRec averages over processes
         optimizer.step()
         dist.all_reduce(mean := loss.detach() / world)
         if rank == 0 and (step % 10 == 0 or step == STEPS - 1):
@@ -76,4 +76,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # what still holds the process group: its threads must not outlive the interpreter
+    gc.collect()  # drop the last references to the process group: its threads must not outlive us

@@ -1,9 +1,9 @@
-"""Train a network that is sharded over processes by FSDP2, one scale a row, and go on after any of them was killed.
+"""Train a network sharded by FSDP2, with one scale per row, and keep going after any process is killed.
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp2_train.py
 
-Kill a process while it runs: torchrun starts all of them again, and they go on from the last checkpoint, which may be
-that of another number of processes. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or torch 2.13 looks for the dead ones.
+Kill a process while it runs: torchrun restarts them all, and they resume from the last checkpoint, even one saved by a
+different number of processes. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or torch 2.13 tries to reach the dead ones.
 """
 
 import argparse
@@ -22,13 +22,13 @@ WIDTH, LAYERS, BATCH = 64, 4, 256
 
 
 def make_model() -> nn.Module:
-    torch.manual_seed(0)  # all processes start from the same numbers
+    torch.manual_seed(0)  # all processes start from the same weights
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a process sees at a step depends on these two alone: a run that is taken up again sees the same."""
+    """Return a batch that depends only on the step and the rank, so that a resumed run sees the same data."""
     x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1000 * step + rank))
     return x, x[:, :4].sum(1, keepdim=True).sin()
 

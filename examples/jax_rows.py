@@ -1,4 +1,4 @@
-"""JAX: an embedding with one scale a row and rows in a ball, a kernel with one scale a column, in one jitted step."""
+"""JAX: an embedding with one scale per row and rows in a ball, a kernel with one scale per column, one jitted step."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from matrix_adagrad.domains import RowBalls
 from matrix_adagrad.interop.optax import column_momentum, project, row_adagrad
 
 WORDS, SIZE, CLASSES = 2000, 16, 10
-group = jnp.arange(WORDS) % CLASSES  # what is to be learned of each word
+group = jnp.arange(WORDS) % CLASSES  # the label to learn for each word
 
 keys = iter(jax.random.split(jax.random.key(0), 4))
 params = {

@@ -1,8 +1,8 @@
-"""Leave TorchRec's RowWiseAdagrad in the middle of a run, go on here with sparse gradients, and go back.
+"""Leave TorchRec's RowWiseAdagrad in the middle of a run, continue here with sparse gradients, and go back.
 
     python examples/leave_torchrec.py
 
-The run ends where one that never left ends. Needs torchrec and fbgemm-gpu-cpu.
+The run ends in the same place as one that never left. Needs torchrec and fbgemm-gpu-cpu.
 """
 
 import warnings
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of the packages' own
+    warnings.simplefilter("ignore")  # the packages' own warnings
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     from matrix_adagrad.interop.torchrec import from_torchrec, to_torchrec
 
-USERS, ITEMS, WIDTH, BATCH, STEPS = 2000, 500, 16, 256, 20  # STEPS with each optimizer
+USERS, ITEMS, WIDTH, BATCH, STEPS = 2000, 500, 16, 256, 20  # STEPS per optimizer
 
 
 class Tables(nn.Module):
-    """The log-odds of a click: the product of a user's row and an item's."""
+    """The log-odds of a click: the inner product of a user's row and an item's row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Tables(nn.Module):
 
 
 def train(model: Tables, optimizer: Optimizer, first: int) -> float:
-    """As many steps, on the batches from this one on; the mean loss."""
+    """Train for STEPS steps, starting at batch `first`; return the mean loss."""
     total = 0.0
     for step in range(first, first + STEPS):
         random = torch.Generator().manual_seed(step)
@@ -58,7 +58,7 @@ def main() -> None:
     for part, convert in enumerate((None, from_torchrec, to_torchrec)):
         if convert is not None:
             optimizer = convert(optimizer)
-        leaves.use_sparse_gradients(convert is from_torchrec)  # TorchRec takes dense ones only
+        leaves.use_sparse_gradients(convert is from_torchrec)  # TorchRec takes only dense ones
         expected, loss = (train(*pair, part * STEPS) for pair in ((stays, unbroken), (leaves, optimizer)))
         print(f"{type(optimizer).__name__:15} loss {loss:.6f}, without leaving {expected:.6f}")
     with torch.no_grad():

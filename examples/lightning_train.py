@@ -1,6 +1,6 @@
-"""Train a small GPT with Lightning's Trainer, and take the run up again in the middle: the same numbers come out.
+"""Train a small GPT with Lightning's Trainer, then resume the run from the middle: the results are bit-identical.
 
-Needs lightning. The model starts at random, and the text is what ships with Python.
+Needs lightning. The model starts from random weights, and the text ships with Python.
 """
 
 import logging
@@ -14,18 +14,18 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
 from matrix_adagrad import MatrixMomentum, geometry_groups
-from matrix_adagrad.experiments.gpt import GPT, next_character_loss, windows
-from matrix_adagrad.experiments.text import characters, python_text
+from matrix_adagrad.datasets.python_text import characters, python_text
+from matrix_adagrad.demos.gpt import GPT, next_character_loss, windows
 
-CONTEXT, BATCH, STEPS = 32, 16, 20  # STEPS an epoch
-torch.set_num_threads(1)  # on so small a model threads would only wait for each other
+CONTEXT, BATCH, STEPS = 32, 16, 20  # STEPS per epoch
+torch.set_num_threads(1)  # on such a small model, threads would only wait for each other
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 text = characters(python_text())
 pieces = windows(text, torch.arange(0, len(text) - CONTEXT, CONTEXT), CONTEXT)[: STEPS * BATCH]
 
 
 class Writer(lightning.LightningModule):
-    """Learns to say the next character."""
+    """Learns to predict the next character."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,5 +67,5 @@ print("loss of every 10 steps:", *(f"{sum(losses[i : i + 10]) / 10:.3f}" for i i
 assert sum(losses[-10:]) < sum(losses[:10]) - 5
 assert resumed.losses == losses[STEPS:]
 for (name, one), other in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
-    assert torch.equal(one, other), name  # bit by bit
+    assert torch.equal(one, other), name  # bit-identical
 print("The run that was taken up again had the same losses, and ended with the same bits.")

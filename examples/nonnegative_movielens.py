@@ -1,6 +1,6 @@
-"""MovieLens 100K factorised into non-negative factors, next to factors that may be negative.
+"""Factorize MovieLens 100K with non-negative factors, and with unconstrained ones for comparison.
 
-It gets the data by itself (see `matrix-adagrad data`); give a path to use a copy of your own.
+It downloads the data if needed (see `matrix-adagrad data`); pass a path to use your own copy.
 """
 
 import sys
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from matrix_adagrad import RowAdaGrad
+from matrix_adagrad.datasets.movielens import movielens
 from matrix_adagrad.domains import NonNegative
-from matrix_adagrad.experiments.data import movielens
 
 data = movielens(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
 shuffled = torch.randperm(len(data.ratings), generator=torch.Generator().manual_seed(0))
@@ -24,7 +24,7 @@ def factorise(domain: NonNegative | None) -> tuple[float, nn.ModuleList]:
     torch.manual_seed(0)
     tables = nn.ModuleList(nn.Embedding(size, FACTORS, sparse=True) for size in (943, 1682))
     for table in tables:
-        nn.init.uniform_(table.weight, 0, 2 * (3.5 / FACTORS) ** 0.5)  # the mean of a product is a mean rating
+        nn.init.uniform_(table.weight, 0, 2 * (3.5 / FACTORS) ** 0.5)  # the mean prediction is about the mean rating
     optimizer = RowAdaGrad(tables.parameters(), lr=0.2, domain=domain)
     for _ in range(EPOCHS):
         for batch in train[torch.randperm(len(train))].split(1024):

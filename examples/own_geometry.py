@@ -1,7 +1,7 @@
-"""A geometry of one's own: one scale for each sensor, whatever the lag and whatever is forecast from it.
+"""A custom geometry: one scale per sensor, shared by all lags and all forecasts.
 
-Forecasts are linear in the last hours of some sensors: some of these report all the time, others hardly ever. The
-weight has a row for each forecast and a column for each sensor at each lag; the columns of a sensor lie 8 apart.
+Forecasts are linear in the last hours of several sensors. Some sensors report all the time, others hardly ever. The
+weight has one row per forecast and one column per sensor and lag; the columns of a sensor are 8 apart.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from matrix_adagrad import Geometry, MatrixAdaGrad
+from matrix_adagrad import Geometry, MatrixAdaGrad, Partition
 from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.geometry import as_geometry
 from matrix_adagrad.online import MirrorDescent, RegretMeter, Solution
 
 
 @dataclass(frozen=True)
-class Sensor(Geometry):
-    """The entries of a matrix that belong to one sensor share a scale; along ``axis`` sensors come in turn."""
+class Sensor(Partition):
+    """All entries of a matrix that belong to one sensor share a scale; sensors alternate along ``axis``."""
 
     sensors: int
     axis: int = 1
 
-    def cut(self, shape):  # the axis of lags and sensors becomes two: (m, lags, sensors), or (lags, sensors, n)
+    def cut(self, shape):  # split the axis of lags and sensors in two: (m, lags, sensors), or (lags, sensors, n)
         if len(shape) != 2:
             return tuple(shape)
         lags, rest = divmod(shape[self.axis], self.sensors)
@@ -30,7 +30,7 @@ class Sensor(Geometry):
             raise ValueError(f"{self!r} cannot cut {shape[self.axis]} entries into lags of {self.sensors} sensors")
         return (*shape[: self.axis], lags, self.sensors, *shape[self.axis + 1 :])
 
-    def dims(self, shape):  # all of these but that of sensors lie inside of a block
+    def dims(self, shape):  # all dimensions except the sensors lie inside a block
         return () if len(shape) != 2 else (0, 1) if self.axis == 1 else (0, 2)
 
     @property
@@ -38,17 +38,17 @@ class Sensor(Geometry):
         return Sensor(self.sensors, 1 - self.axis)
 
 
-torch.set_num_threads(1)  # on so small matrices threads would only wait for each other
+torch.set_num_threads(1)  # on such small matrices, threads would only wait for each other
 torch.manual_seed(0)
 SENSORS, LAGS, FORECASTS, STEPS, BATCH = 8, 12, 4, 200, 16
-often = torch.logspace(0, -2.5, SENSORS)  # the share of hours in which a sensor reports: from all to 1 in 316
+often = torch.logspace(0, -2.5, SENSORS)  # the share of hours in which each sensor reports: from all to 1 in 316
 truth = torch.randn(FORECASTS, LAGS * SENSORS) / LAGS**0.5
 reports = torch.randn(STEPS, BATCH, LAGS, SENSORS) * (torch.rand(STEPS, BATCH, LAGS, SENSORS) < often)
 batches = [(x, x @ truth.T + 0.1 * torch.randn(BATCH, FORECASTS)) for x in reports.flatten(2)]
 
 
 def train(geometry: Geometry, lr: float) -> tuple[float, int]:
-    """How far from the truth the weight ends, and how many numbers the optimizer keeps for it."""
+    """Return how far the final weight is from the truth, and how many numbers of state the optimizer keeps."""
     weight = nn.Parameter(torch.zeros_like(truth))
     optimizer = MatrixAdaGrad([weight], lr, geometry=geometry, reduction="mean")
     for x, y in batches:
@@ -61,19 +61,19 @@ def train(geometry: Geometry, lr: float) -> tuple[float, int]:
 geometries = (Sensor(SENSORS), *map(as_geometry, ("row", "column", "entry")))
 ends = {geometry: min(train(geometry, lr) for lr in (0.1, 0.3, 1.0)) for geometry in geometries}  # the best rate
 
-# The theory takes it, too: mirror descent, and the bound √2 D Σ_b √V_b in each geometry, for the same gradients.
+# It works in the theory, too: mirror descent, and the bound √2 D Σ_b √V_b in each geometry, for the same gradients.
 learner = MirrorDescent(torch.zeros_like(truth), Sensor(SENSORS), FrobeniusBall(truth.norm().item()))
-meter, total = RegretMeter(learner, also=geometries), torch.zeros_like(truth)
+meter, total = RegretMeter(learner, bounds_for=geometries), torch.zeros_like(truth)
 for x, y in batches:
     grad = 2 * (x @ learner.x.T - y).T @ x / y.numel()
     total += grad
-    meter.record(float((grad * learner.x).sum()), grad)  # linearised: the regret of the squares is at most this
+    meter.record(float((grad * learner.x).sum()), grad)  # linearized: the regret of the squared loss is at most this
 best = learner.domain.argmin(total)
-regret = meter.report(Solution(best, float((total * best).sum()), gap=0.0))
+regret = meter.regret(Solution(best, float((total * best).sum()), gap=0.0))
 
 print("one scale for each          numbers of state   distance to the truth   bound on the regret")
 for geometry, (distance, numbers) in ends.items():
-    print(f"{geometry!s:<26}{numbers:>18}{distance:>24.3f}{regret.promised[str(geometry)]:>22.1f}")
+    print(f"{geometry!s:<26}{numbers:>18}{distance:>24.3f}{regret.geometry_bounds[str(geometry)]:>22.1f}")
 print(f"Regret of mirror descent by sensor: {regret.regret:.1f}. A low bound promises no short distance: see row.")
 assert regret.holds
 assert ends[geometries[0]] == min(ends.values())

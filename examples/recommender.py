@@ -1,9 +1,9 @@
-"""Learn what people like from MovieLens 100K, with embeddings that keep one scale a row, and recommend films.
+"""Recommend films from MovieLens 100K, with embeddings that have one scale per row.
 
-    python examples/recommender.py               # gets the data by itself: see `matrix-adagrad data`
+    python examples/recommender.py               # downloads the data if needed: see `matrix-adagrad data`
     python examples/recommender.py ml-100k 42    # your own copy, and films for person 42
 
-With a copy of your own films have titles: those of its u.item.
+With your own copy, films have titles, from its u.item.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from matrix_adagrad import RowAdaGrad
-from matrix_adagrad.experiments.data import movielens
+from matrix_adagrad.datasets.movielens import movielens
 
 PEOPLE, FILMS, FACTORS = 943, 1682, 20
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
@@ -21,7 +21,7 @@ person = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 
 
 class Recommender(nn.Module):
-    """A rating: the mean, how generous the person is, how good the film is, and how well the two match."""
+    """Predict a rating: the mean, plus how generous the person is, how good the film is, and how well the two match."""
 
     def __init__(self, mean: float) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Recommender(nn.Module):
         return self.mean + match + (self.generous(people) + self.good(films)).squeeze(1)
 
 
-torch.set_num_threads(1)  # on so small a model threads would only wait for each other
+torch.set_num_threads(1)  # on such a small model, threads would only wait for each other
 torch.manual_seed(1)
 data = movielens(folder)
 stars = data.ratings.float()
 train, test = torch.randperm(len(stars)).split((90_000, 10_000))
 model = Recommender(stars[train].mean().item())
 
-# Sparse gradients hold the rows of a batch: a step costs what these cost, however large the tables are.
+# Sparse gradients hold only the rows in the batch, so the cost of a step does not depend on the size of the tables.
 optimizer = RowAdaGrad(model.parameters(), lr=0.3, weight_decay=0.3)
 
 for epoch in range(1, 11):
@@ -59,12 +59,12 @@ for epoch in range(1, 11):
 
 scales = sum(state["sum"].numel() for state in optimizer.state.values())
 print(f"The optimizer kept {scales:,} numbers for {sum(p.numel() for p in model.parameters()):,} parameters.")
-assert rmse < 0.93 < (stars[test] - model.mean).square().mean().sqrt()  # the mean alone is no match
+assert rmse < 0.93 < (stars[test] - model.mean).square().mean().sqrt()  # better than predicting the mean
 
 films = torch.arange(FILMS)
 with torch.no_grad():
     rating = model(torch.full_like(films, person - 1), films)
-rating[data.items[data.users == person - 1]] = -torch.inf  # seen already
+rating[data.items[data.users == person - 1]] = -torch.inf  # already seen
 
 titles = [f"film {number}" for number in range(1, FILMS + 1)]
 if folder and (folder / "u.item").exists():

@@ -1,7 +1,7 @@
-"""A regret certificate for a stream of one's own: what shops order every day, against the best fixed rule in hindsight.
+"""A regret certificate for your own stream: daily orders of shops, compared with the best fixed rule in hindsight.
 
-Each round one shop orders ⟨X_i, v⟩ for a day with the features v, and then learns the demand. What is left over costs
-1 apiece, what was short 4: a convex loss, with a kink. A decision X has a row for each shop, and big shops come often.
+In each round, one shop orders ⟨X_i, v⟩ for a day with features v, and then learns the demand. Each leftover unit costs
+1 and each missing unit costs 4: a convex loss with a kink. A decision X has one row per shop; big shops come up often.
 """
 
 import torch
@@ -12,14 +12,14 @@ from matrix_adagrad.online import Game, MirrorDescent, RegretMeter, Solution, mi
 
 SHOPS, FEATURES, ROUNDS = 10, 4, 2000
 LEFT_OVER, SHORT = 1.0, 4.0
-torch.set_num_threads(1)  # on so small matrices threads would only wait for each other
+torch.set_num_threads(1)  # on such small matrices, threads would only wait for each other
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 
 shop = torch.multinomial(1 / torch.arange(1.0, SHOPS + 1), ROUNDS, replacement=True)
 day = torch.cat([torch.ones(ROUNDS, 1), 0.5 * torch.randn(ROUNDS, FEATURES - 1)], 1)
 habit = torch.randn(SHOPS, FEATURES)
-demand = (habit[shop] * day).sum(1) + torch.randn(ROUNDS)  # compared with an ordinary day
+demand = (habit[shop] * day).sum(1) + torch.randn(ROUNDS)  # relative to an ordinary day
 
 
 class Orders(Game):
@@ -35,13 +35,13 @@ class Orders(Game):
         return float(slope * error), grad
 
     def best(self, rounds: int, gradients: Tensor) -> Solution:
-        """Found by `minimise`, with a lower bound of what any rule costs."""
+        """Find it with `minimise`, with a lower bound on the cost of any rule."""
         who, v, wanted = shop[:rounds], day[:rounds], demand[:rounds]
 
         def total(x: Tensor, smoothing: float) -> tuple[float, float, Tensor]:
             error = wanted - (x[who] * v).sum(1)
             exact = torch.maximum(SHORT * error, -LEFT_OVER * error).sum()
-            # max over slopes s of s·e - μ/2·s²: smooth, nowhere above the loss, and ever closer to it with μ → 0
+            # max over slopes s of s·e - μ/2·s²: smooth, never above the loss, and converging to it as μ → 0
             slope = (error / smoothing).clamp(-LEFT_OVER, SHORT)
             smooth = (slope * error - smoothing / 2 * slope**2).sum()
             return float(exact), float(smooth), torch.zeros_like(x).index_add_(0, who, -slope[:, None] * v)
@@ -51,7 +51,7 @@ class Orders(Game):
 
 game = Orders()
 learner = MirrorDescent(torch.zeros(SHOPS, FEATURES), "row", game.domain)  # Row-AdaGrad, with η = D/√2
-regret = RegretMeter(learner, also=("row", "entry")).play(game, ROUNDS)
+regret = RegretMeter(learner, bounds_for=("row", "entry")).play(game, ROUNDS)
 print(regret.table())
 
 bound, best = regret["regret ≤ √2 D Σ_b √V_b"].right, regret.best

@@ -8,7 +8,7 @@ from matrix_adagrad.domains import RowSimplex
 torch.manual_seed(0)
 DOCUMENTS, WORDS, TOPICS = 300, 60, 3
 
-# Each true topic uses a third of the words; each document mixes the topics, and has 200 words.
+# Each true topic uses a third of the words; each document mixes the topics and has 200 words.
 truth = torch.zeros(TOPICS, WORDS).scatter_(0, (torch.arange(WORDS) % TOPICS)[None], 1.0)
 truth = truth * torch.rand(TOPICS, WORDS)
 truth /= truth.sum(1, keepdim=True)

@@ -1,6 +1,6 @@
-"""Train a small GPT-2 with Hugging Face's Trainer, and take the run up again in the middle: the same numbers come out.
+"""Train a small GPT-2 with Hugging Face's Trainer, then resume from the middle: the results are bit-identical.
 
-Needs transformers and accelerate, and no network: the model starts at random, and the text is what ships with Python.
+Needs transformers and accelerate but no network: the model starts from random weights, and the text ships with Python.
 """
 
 import os
@@ -12,11 +12,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from matrix_adagrad import MatrixMomentum, geometry_groups
-from matrix_adagrad.experiments.gpt import windows
-from matrix_adagrad.experiments.text import characters, python_text
+from matrix_adagrad.datasets.python_text import characters, python_text
+from matrix_adagrad.demos.gpt import windows
 
 CONTEXT, STEPS, BATCH = 32, 40, 16
-torch.set_num_threads(1)  # on so small a model threads would only wait for each other
+torch.set_num_threads(1)  # on such a small model, threads would only wait for each other
 text = characters(python_text())
 pieces = windows(text, torch.arange(0, len(text) - CONTEXT, CONTEXT), CONTEXT - 1)
 examples = [{"input_ids": piece, "labels": piece} for piece in pieces]
@@ -26,8 +26,8 @@ def new_trainer(folder: str, *, explain: bool = False) -> Trainer:
     set_seed(0)
     size = {"vocab_size": int(text.max()) + 1, "n_positions": CONTEXT, "n_embd": 64, "n_layer": 1, "n_head": 4}
     model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=None, eos_token_id=None))
-    # The tied table of tokens and head by row, hidden matrices by entry. With the mean of squares Adam's learning rate
-    # carries over; the schedule below is the Trainer's, and scales the learning rate that is given here.
+    # The token table, tied to the head, by row; hidden matrices by entry. With the mean of squares, Adam's learning
+    # rate carries over. The schedule below is the Trainer's; it scales the learning rate given here.
     groups = geometry_groups(model, explain=explain)
     optimizer = MatrixMomentum(groups, lr=5e-3, reduction="mean", weight_decay=0.01, decoupled_weight_decay=True)
     args = TrainingArguments(
@@ -48,7 +48,7 @@ def new_trainer(folder: str, *, explain: bool = False) -> Trainer:
 with tempfile.TemporaryDirectory() as folder:
     unbroken = new_trainer(folder, explain=True)
     unbroken.train()
-    # A fresh model, a fresh optimizer, and what was saved half way: weights, state, schedule, random numbers.
+    # A fresh model, a fresh optimizer, and everything saved halfway: weights, state, schedule, random numbers.
     resumed = new_trainer(folder)
     resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{STEPS // 2}")
 
@@ -57,5 +57,5 @@ print("loss of every 10 steps:", *(f"{loss:.3f}" for loss in losses))
 assert losses[-1] < losses[0] - 0.5
 
 for (name, one), other in zip(unbroken.model.named_parameters(), resumed.model.parameters(), strict=True):
-    assert torch.equal(one, other), name  # bit by bit, dropout included
+    assert torch.equal(one, other), name  # bit-identical, dropout included
 print("The run that was taken up again ended with the same bits.")

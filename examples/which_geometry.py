@@ -1,15 +1,15 @@
-"""Ask the advisor about a model of one's own, and train with its plan.
+"""Ask the advisor about your own model, and train with its plan.
 
     python examples/which_geometry.py
-    matrix-adagrad advise examples/which_geometry.py:task     # the same with a page to look at
+    matrix-adagrad advise examples/which_geometry.py:task     # the same, plus a report page
 
-Items are liked by groups of people. Popular items get most of the gradients, so that scales differ by row.
+Groups of people share tastes. Popular items get most of the gradients, so scales differ by row.
 """
 
 import torch
 from torch import nn
 
-from matrix_adagrad.advisor import Candidate, Task, advise, around
+from matrix_adagrad.advisor import Candidate, Task, advise, lrs_around
 
 ITEMS, PEOPLE, FACTORS = 400, 200, 8
 
@@ -19,7 +19,7 @@ popularity = 1 / torch.arange(1, ITEMS + 1)
 
 
 class Recommender(nn.Module):
-    """A rating is the product of a person's factors and an item's."""
+    """A rating is the inner product of a person's factors and an item's factors."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Recommender(nn.Module):
 
 
 def batches(seed):
-    """Endless: people at random, and items as often as they are popular."""
+    """Yield batches forever: people uniformly at random, items in proportion to their popularity."""
     draws = torch.Generator().manual_seed(seed)
     while True:
         people = torch.randint(PEOPLE, (256,), generator=draws)
@@ -44,8 +44,8 @@ def loss(model, batch):
 
 
 def task():
-    adam = Candidate("Adam", lambda model, lr: torch.optim.Adam(model.parameters(), lr), around(0.01))
-    return Task(Recommender, loss, batches, name="recommender", present=adam)
+    adam = Candidate("Adam", lambda model, lr: torch.optim.Adam(model.parameters(), lr), lrs_around(0.01))
+    return Task(Recommender, loss, batches, name="recommender", baseline=adam)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def pytest_configure(config):
 # The mark xdist_group would say the same, but pytest-xdist 3.8 sets ids in a way that pytest 9.2 no longer reads.
 TOGETHER = (
     "tests/distributed/",
-    "tests/experiments/test_reproduce.py",
+    "tests/reproduction/test_reproduce.py",
     "tests/native/test_library.py::test_a_step_needs_less_than_a_megabyte_whatever_the_size",
 )
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from matrix_adagrad import EmbeddingBag, __version__
-from matrix_adagrad.experiments.claims import CLAIMS
+from reproduction.claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = [
     file
-    for folder in ("src", "tests", "docs", "benchmarks", "examples", ".ci", ".")
+    for folder in ("src", "tests", "docs", "benchmarks", "examples", "reproduction", ".ci", ".")
     for file in sorted((ROOT / folder).glob("*.py" if folder == "." else "**/*.py"))
 ]
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -57,7 +57,7 @@ def test_a_terminal_without_our_letters_is_no_error():
 
 
 @pytest.mark.separate_process
-@pytest.mark.parametrize("name", ["reproduce", "advise", "bench", "regret", "data"])
+@pytest.mark.parametrize("name", ["advise", "regret", "data"])
 def test_help_is_no_error_there_either(name):
     assert (done := command(name, "--help")).returncode == 0, done.stderr
 

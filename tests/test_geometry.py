@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matrix_adagrad import MatrixAdaGrad
-from matrix_adagrad.geometry import Batched, Blocks, Column, Entry, Geometry, Row, Whole, as_geometry
+from matrix_adagrad.geometry import Batched, Blocks, Column, Entry, Partition, Row, Whole, as_geometry
 
 NAMED = (Row(), Column(), Entry(), Whole())
 GRIDS = (Blocks(rows=2), Blocks(columns=3), Blocks(2, 3), Blocks(rows=1, columns=3), Blocks(rows=2, columns=None))
@@ -213,7 +213,7 @@ def test_what_is_wrong_is_said_with_its_value(call, error, words):
 
 
 @dataclass(frozen=True)
-class Wrong(Geometry):
+class Wrong(Partition):
     own_cut: tuple[int, ...]
     own_dims: tuple[int, ...]
 

@@ -1,7 +1,7 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
 from matrix_adagrad.bags import EmbeddingBag
-from matrix_adagrad.geometry import Batched, Blocks, Column, Entry, Geometry, Row, Whole
+from matrix_adagrad.geometry import Batched, Blocks, Column, Diagonal, Entry, Geometry, Partition, Row, Whole
 from matrix_adagrad.optim import (
     ColumnAdaGrad,
     ColumnMomentum,
@@ -23,11 +23,13 @@ __all__ = [
     "ColumnAdaGrad",
     "ColumnMomentum",
     "CombinedOptimizer",
+    "Diagonal",
     "EmbeddingBag",
     "Entry",
     "Geometry",
     "MatrixAdaGrad",
     "MatrixMomentum",
+    "Partition",
     "Row",
     "RowAdaGrad",
     "RowMomentum",

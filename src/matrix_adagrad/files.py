@@ -1,4 +1,4 @@
-"""Files that are there as a whole, or not at all."""
+"""Atomic writes: a file has its old content or its new one, never a part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["replacing", "sync_folder", "write"]
 
 
 def write(file: Path, content: str | bytes) -> Path:
-    """Write the file, make its folder if need be, and leave what was there, and nothing else, if that fails.
+    """Write a file atomically, and create its folder if need be. If that fails, the old content stays.
 
     Text is written as UTF-8, whatever the locale.
     """
@@ -25,9 +25,9 @@ def write(file: Path, content: str | bytes) -> Path:
 
 @contextlib.contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of ``file`` when all of it is on the disk, or goes if that fails.
+    """A temporary file to write to, which replaces ``file`` once it is synced to disk, or is deleted if that fails.
 
-    It has a name of its own beside it, and is never somebody else's file. A file that was there keeps its mode.
+    It is created next to ``file``, under a name that is not taken. The mode of an existing ``file`` is kept.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{token_hex(8)}.part")
@@ -53,7 +53,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """See that the names in a folder are on the disk, where the file system can do that."""
+    """Sync the names in a folder to disk, where the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

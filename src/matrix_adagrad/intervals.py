@@ -17,7 +17,7 @@ _T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2
 class Interval:
     """A mean with its 95 % confidence interval, over ``count`` folds or seeds.
 
-    Folds share training data and are not quite independent, so that intervals over folds are somewhat too narrow.
+    Folds share training data and are not quite independent, so intervals over folds are somewhat too narrow.
     """
 
     mean: float
@@ -37,7 +37,7 @@ class Interval:
 
     @property
     def is_positive(self) -> bool | None:
-        """Whether the mean is above 0; ``None`` if the interval does not say."""
+        """Whether the mean is above 0; ``None`` if the interval contains 0."""
         return True if self.low > 0 else False if self.high <= 0 else None
 
 
@@ -47,7 +47,7 @@ def interval(differences: Iterable[float]) -> Interval:
     if not 2 <= len(values) <= len(_T) + 1:
         raise ValueError(f"an interval needs from 2 to {len(_T) + 1} differences, got {len(values)}")
     mean = statistics.fmean(values)
-    if not math.isfinite(mean):  # a run went astray: the sign is all that is known
+    if not math.isfinite(mean):  # a run diverged: only the sign is known
         return Interval(mean, mean, mean, len(values))
     half = _T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half, len(values))

@@ -1,4 +1,4 @@
-"""Plain text: tables whose columns stand below one another, and JSON."""
+"""Plain text: aligned tables, sizes, shapes and JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["columns", "json_text", "shape_text", "show", "size"]
 
 
 def show(text: str) -> None:
-    """Print a text; signs that the terminal does not have, such as ×, are no error."""
+    """Print a text, with ? for characters that the terminal lacks, such as ×."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape as it is read.
+    """A shape for people.
 
     >>> shape_text((943, 20)), shape_text(())
     ('943×20', 'scalar')
@@ -27,7 +27,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as they are read.
+    """A number of bytes for people.
 
     >>> size(999), size(25_600), size(999_999), size(3_200_000_000)
     ('999 B', '25.6 kB', '1 MB', '3.2 GB')
@@ -41,7 +41,7 @@ def size(count: int) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A value as the text of a JSON file, with null for what is not finite, which JSON has no word for.
+    """A value as JSON, with null for infinite numbers and NaN.
 
     >>> print(json_text({"loss": math.inf}))
     {
@@ -54,14 +54,14 @@ def json_text(value: Any) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """A header and rows, each column as wide as need be; those of the numbers ``left`` are words and start at the left.
+    """A header and rows as an aligned table; the columns with the numbers ``left`` are aligned to the left.
 
     >>> print(columns(("name", "bytes"), [("row", "40"), ("entry", "2560")]))
     name   bytes

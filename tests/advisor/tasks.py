@@ -7,7 +7,7 @@ from matrix_adagrad.advisor import Task
 
 
 def regression(scales, rows=6, columns=5, noise=0.0):
-    """Least squares with inputs of different scales: the energy of gradients differs by column."""
+    """Least squares with inputs of different scales: squared gradients differ by column."""
     scales = torch.tensor(scales)
 
     def batches(seed):

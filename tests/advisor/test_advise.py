@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad.advisor import Candidate, Plan, Task, advise, around
+from matrix_adagrad.advisor import Candidate, Plan, Task, advise, lrs_around
 from matrix_adagrad.advisor.advise import by_agreement, reason
 from matrix_adagrad.cli import main
 from matrix_adagrad.geometry import Column, Entry, Whole
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from matrix_adagrad.advisor import Candidate, Task, around
+from matrix_adagrad.advisor import Candidate, Task, lrs_around
 
 x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 count = itertools.count()
@@ -27,7 +27,7 @@ def task():
         lambda model, rows: (model(x[rows]) - x[rows, :4]).square().mean(),
         lambda seed: torch.randperm(64).split(16),
         name="<b>mine</b>",
-        present=Candidate("SGD", lambda model, lr: torch.optim.SGD(model.parameters(), lr), around(0.1)),
+        baseline=Candidate("SGD", lambda model, lr: torch.optim.SGD(model.parameters(), lr), lrs_around(0.1)),
     )
 
 def parts():
@@ -57,16 +57,25 @@ losses_of_rows = but(loss=lambda model, rows: model(x[rows]).sum(1), held_out=[t
 no_graph = but(loss=lambda model, rows: model(x[rows]).sum().detach())
 model_itself = but(make_model=nn.Linear(8, 4))
 no_parameters = but(make_model=nn.Tanh)
-present_is_no_candidate = but(present=("SGD", torch.optim.SGD))
+baseline_is_no_candidate = but(baseline=("SGD", torch.optim.SGD))
 other_starts = but(loss=lambda model, rows: model(x[rows]).sum() + next(count))
+batches_of_no_seed = but(batches=lambda: [torch.arange(16)])
+model_of_an_argument = but(make_model=lambda width: nn.Linear(8, width))
+loss_of_the_batch = but(loss=lambda rows: rows.sum())
+models_that_differ = but(make_model=lambda: nn.Linear(8, 4) if next(count) % 2 else nn.Sequential(nn.Linear(8, 4)))
+widths_that_differ = but(make_model=lambda: nn.Linear(8, 1 + next(count)))
+
+def wants_an_argument(width):
+    return task()
+
 broken_loss = but(loss=lambda model, rows: {}["in the user's loss"])
 """
 
 
 @pytest.fixture(scope="module")
 def advice():
-    present = Candidate("SGD", lambda model, lr: torch.optim.SGD(model.parameters(), lr), around(0.1))
-    return advise(BY_COLUMN, families=["adagrad"], present=present, steps=64, seeds=3)
+    baseline = Candidate("SGD", lambda model, lr: torch.optim.SGD(model.parameters(), lr), lrs_around(0.1))
+    return advise(BY_COLUMN, families=["adagrad"], baseline=baseline, steps=64, seeds=3)
 
 
 @pytest.fixture
@@ -95,7 +104,7 @@ def test_a_geometry_that_the_probe_does_not_measure_has_the_reason_of_its_layer(
 
 def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_present_optimizer_does(advice):
     assert advice.plan.verdict.startswith("Use “column adagrad” with lr")
-    assert "Its state takes 24 B, and 124 B with one scale for each entry." in advice.plan.verdict
+    assert "Its state takes 24 B; one scale per entry takes 124 B." in advice.plan.verdict
     assert "SGD, which you use now, with 0 B of state, ends above it by +" in advice.plan.verdict
     assert "SGD (now)" in str(advice)
 
@@ -108,12 +117,12 @@ def test_all_numbers_are_json_and_plain(advice):
 
 
 def test_the_page_has_the_plan_the_race_and_the_heat_maps(advice):
-    page = pytest.importorskip("matrix_adagrad.advisor.page")
+    page = pytest.importorskip("matrix_adagrad.advisor.advice_page")
     made = page.document(advice)
     plan, race, probe = made.sections
     assert plan.parts[0].rows[0][:5] == ("weight", "6×5", "column", "5", "30")
     assert len(race.parts[0].rows) == len(advice.race.standings)
-    heat = next(part for part in probe.parts if part.name == "energy")
+    heat = next(part for part in probe.parts if part.name == "squared-gradients")
     rows, columns = heat.plates[0].grids
     assert (len(rows.ys), len(columns.ys)) == (6, 5)
     assert rows.ys == (0, 1, 2, 3, 4, 5)
@@ -157,26 +166,37 @@ def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
         ("my_training:absent", "has no function 'absent'; it has "),
         ("my_training:number", "number must return a Task or the tuple (make_model, loss, batches), got int"),
         ("my_training:two_parts", "the tuple (make_model, loss, batches), got the tuple (function, function)"),
-        ("my_training:astray", "every candidate went astray"),
         ("my_training:no_batches", "batches is empty: give at least one batch"),
-        ("my_training:batches_that_are_none", "batches must be an iterable of batches, or a function from a seed"),
+        ("my_training:batches_that_are_none", "batches must be an iterable of batches, or a function of the seed"),
         ("my_training:batches_that_end", "batches ended before the last step"),
         ("my_training:nothing_held_out", "held_out is empty: give batches, or leave it out"),
         ("my_training:pair_of_losses", "loss must return a tensor with one number, got a tuple"),
         ("my_training:losses_of_rows", "loss must return a tensor with one number, got one of shape (4,)"),
-        ("my_training:no_graph", "loss must return a tensor that backward() works on"),
-        ("my_training:model_itself", "make_model must be a function that makes the model, got a model"),
+        ("my_training:no_graph", "loss must return a tensor to call backward() on"),
+        ("my_training:model_itself", "make_model must be a function that returns the model, got a model"),
         ("my_training:no_parameters", "make_model must return a module with parameters to train"),
-        ("my_training:present_is_no_candidate", "must be a Candidate of the advisor's, got tuple"),
-        ("my_training:other_starts", "two runs of seed 0 start with the losses"),
+        ("my_training:baseline_is_no_candidate", "candidates, and baseline, must be advisor.Candidate, got tuple"),
+        ("my_training:other_starts", "two runs with seed 0 start with the losses"),
+        ("my_training:wants_an_argument", "wants_an_argument must take no argument, but calling it so fails: missing"),
+        ("my_training:batches_of_no_seed", "batches must take the seed, but calling it so fails: too many"),
+        ("my_training:model_of_an_argument", "make_model must take no argument, but calling it so fails: missing"),
+        ("my_training:loss_of_the_batch", "loss must take the model and a batch, but calling it so fails: too many"),
+        ("my_training:models_that_differ", "make_model must return the same architecture every time, but 0.bias was"),
+        ("my_training:widths_that_differ", "make_model must return the same architecture every time, but bias was "),
     ],
 )
 def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, message):
-    assert main(["advise", target, "--steps", "16", "--seeds", "2", "--family", "adagrad"]) == 1
+    assert main(["advise", target, "--steps", "16", "--seeds", "2", "--family", "adagrad"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("matrix-adagrad advise: ")
     assert message in error
     assert not (here / "advice" / "plan.json").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_race_without_a_plan_is_no_error_of_the_command_line(capsys):
+    assert main(["advise", "my_training:astray", "--steps", "16", "--seeds", "2", "--family", "adagrad"]) == 1
+    assert "every candidate diverged at every learning rate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["my_training", "my_training:", ":task"])

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from matrix_adagrad import Blocks, Entry, MatrixAdaGrad, MatrixMomentum, Row
-from matrix_adagrad.advisor import Choice, Plan
+from matrix_adagrad.advisor import ParameterChoice, Plan
 
 
 def model():
@@ -17,9 +17,9 @@ PLAN = Plan(
     "adagrad",
     0.1,
     (
-        Choice("0.weight", (10, 4), "row", "each row is an item"),
-        Choice("1.weight", (6, 4), "Blocks(rows=3)", "three parts"),
-        Choice("1.bias", (6,), "entry", "a vector: “no rows”"),
+        ParameterChoice("0.weight", (10, 4), "row", "each row is an item"),
+        ParameterChoice("1.weight", (6, 4), "Blocks(rows=3)", "three parts"),
+        ParameterChoice("1.bias", (6,), "entry", "a vector: “no rows”"),
     ),
     "Use it.",
 )
@@ -61,7 +61,7 @@ def test_it_comes_back_from_its_file(tmp_path, name):
 
 
 def test_it_fits_compiled_and_wrapped_models_and_tied_weights():
-    plan = Plan("adagrad", 0.1, (Choice("0.weight", (5, 4), "row", ""),))
+    plan = Plan("adagrad", 0.1, (ParameterChoice("0.weight", (5, 4), "row", ""),))
     tied = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     tied[1].weight = tied[0].weight
     (group,) = plan.groups(nn.DataParallel(tied))
@@ -84,7 +84,7 @@ def test_a_model_that_it_does_not_fit_is_told_what_differs():
         PLAN.groups(nn.Sequential(nn.Embedding(10, 4)))
     with pytest.raises(ValueError, match=r"does not fit this model: 2.weight is not in the plan; 2.bias is not in"):
         PLAN.groups(nn.Sequential(*model(), nn.Linear(6, 1)))
-    with pytest.raises(ValueError, match=r"0.weight has shape \(11, 4\), and \(10, 4\) in the plan"):
+    with pytest.raises(ValueError, match=r"0.weight has shape \(11, 4\) in the model, and \(10, 4\) in the plan"):
         PLAN.groups(nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 6)))
     many = nn.Sequential(*model(), *(nn.Linear(2, 2) for _ in range(10)))
     with pytest.raises(ValueError, match=r"; and 12 more$"):
@@ -98,7 +98,7 @@ def test_a_model_that_it_does_not_fit_is_told_what_differs():
         ({"lr": -1}, "lr must be a positive number, got -1"),
         ({"lr": "fast"}, "lr must be a positive number, got 'fast'"),
         ({"learning_rate": 1}, "learning_rate is not known"),
-        ({"parameters": []}, "it needs family, lr and parameters"),
+        ({"parameters": []}, "it must have family, lr and parameters"),
         ({"parameters": {"w": {"geometry": "rows", "shape": [2, 2]}}}, "w: geometry must be one of"),
         ({"parameters": {"w": {"geometry": "row"}}}, "w needs a geometry and a shape"),
         ({"parameters": {"w": "row"}}, "w needs a geometry and a shape"),

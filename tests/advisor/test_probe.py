@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
+from benchmarks.measure import peak_extra_bytes
 from matrix_adagrad import RowAdaGrad
 from matrix_adagrad.advisor import Probe
-from matrix_adagrad.advisor.energy import Energy
-from matrix_adagrad.bench.measure import peak_extra_bytes
+from matrix_adagrad.advisor.squared_gradients import SquaredGradients
 from tests.advisor.network import Network, adagrad, probed, train
 
 # ------------------------------------------------------------------------------------------------ it changes nothing
@@ -97,7 +97,7 @@ def test_tied_weights_are_one_parameter_and_frozen_ones_have_no_gradients_to_see
     report = probed(model, adagrad(model))
     assert [one.name for one in report] == ["table.weight", "hidden.weight", "hidden.bias", "out.bias"]
     assert (report["hidden.bias"].observed, report["hidden.bias"].dead) == (0, 0)
-    assert "no gradient seen" in report.table()
+    assert "no gradient observed" in report.table()
     with pytest.raises(KeyError, match=r"no parameter 'out.weight': there are table.weight"):
         report["out.weight"]
 
@@ -113,9 +113,9 @@ def test_a_step_without_a_gradient_is_one_with_a_gradient_of_zero():
                 optimizer.step()
         reports.append(probe.report())
     assert reports[0].to_dict() == reports[1].to_dict()
-    assert reports[1]["0"].rows.silent == 0.5
-    assert reports[1]["0"].gradients["whole"] == pytest.approx(math.sqrt(6 * (1 + 9 + 25 + 49)))
-    assert (reports[1]["1"].observed, reports[1]["1"].dead, reports[1]["1"].rows.silent) == (8, 4, 1.0)
+    assert reports[1]["0"].rows.inactive == 0.5
+    assert reports[1]["0"].gradient_norm["whole"] == pytest.approx(math.sqrt(6 * (1 + 9 + 25 + 49)))
+    assert (reports[1]["1"].observed, reports[1]["1"].dead, reports[1]["1"].rows.inactive) == (8, 4, 1.0)
 
 
 def test_parameters_that_are_added_later_are_seen_from_then_on():
@@ -173,14 +173,14 @@ class Clock:
     def __init__(self, monkeypatch, look):
         self.now, self.looking = 0.0, 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        original = Energy.look
+        original = SquaredGradients.observe
 
         def slowly(*args):
             self.looking += look
             self.now += look
             return original(*args)
 
-        monkeypatch.setattr(Energy, "look", slowly)
+        monkeypatch.setattr(SquaredGradients, "observe", slowly)
 
 
 @pytest.mark.parametrize("optimizers", [1, 4])
@@ -240,5 +240,5 @@ def test_a_run_that_diverged_still_makes_a_file_that_can_be_read():
     model = Network()
     report = probed(model, torch.optim.SGD(model.parameters(), lr=math.inf))
     read = json.loads(report.to_json(), parse_constant=pytest.fail)  # NaN is no JSON
-    assert read["out.weight"]["reach"]["row"] is None
-    assert report["out.weight"].broken == 5
+    assert read["out.weight"]["weight_norm"]["row"] is None
+    assert report["out.weight"].nonfinite == 5

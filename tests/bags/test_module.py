@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmarks.measure import peak_extra_bytes
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
-from matrix_adagrad.bench.measure import peak_extra_bytes
 from matrix_adagrad.domains import RowBalls
 from tests.optim.table import TABLE
 from tests.optim.training import assert_bitwise

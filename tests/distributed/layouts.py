@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.nn import Parameter
 
 from matrix_adagrad import Blocks
-from matrix_adagrad.optim.shards import statistic_layout
+from matrix_adagrad.optim.sharding import statistic_layout
 
 # Even and uneven shards, shards without a row for some ranks, vectors, a scalar, a convolution, a batch of matrices.
 SHAPES: tuple[tuple[int, ...], ...] = ((12, 8), (8, 2), (10, 6), (2, 14), (7,), (), (6, 4, 3, 3), (6, 2, 10))
@@ -83,10 +83,12 @@ def shared_out(x: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> 
 NOT_IN_KERNELS = (Blocks(rows=2, columns=None),)
 
 
-def assert_follows(make: Callable[[list[Parameter]], Any], layout: Layout, steps: int = 20) -> None:
+def assert_follows(
+    make: Callable[[list[Parameter]], Any], layout: Layout, steps: int = 20, shapes: Sequence[Sequence[int]] = SHAPES
+) -> None:
     """A run on the layout gives what a single process gives: to the bit, unless a sum crosses ranks."""
     mesh = mesh_of(layout.mesh)
-    starts = [random(shape, seed) for seed, shape in enumerate(SHAPES)]
+    starts = [random(shape, seed) for seed, shape in enumerate(shapes)]
     alone = [Parameter(start.clone()) for start in starts]
     shared = [Parameter(shared_out(start, mesh, layout.of(start.shape))) for start in starts]
     one, many = make(alone), make(shared)

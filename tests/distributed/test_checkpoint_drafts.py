@@ -152,14 +152,14 @@ def test_what_may_be_alive_is_left_alone_and_named_once_with_its_size(tmp_path, 
     two_checkpoints(tmp_path)  # saves four times
     assert names(tmp_path) == [draft.name, "step-000000003", "step-000000004"]
     (warning,) = warnings(caplog)
-    assert warning.startswith(f"{draft}, of {size:,} bytes, was not finished")
+    assert warning.startswith(f"{draft} ({size:,} bytes) is unfinished and is left alone")
 
 
 def test_on_a_disk_of_this_machine_the_dead_of_before_a_restart_are_dead(tmp_path, monkeypatch):
     draft = dead_draft(tmp_path)
     (draft / ".lock").write_bytes(b"of this machine before it was restarted")
     monkeypatch.setattr(drafts, "_is_local", lambda _: True)
-    assert drafts.sweep(tmp_path, "step-") == []
+    assert drafts.remove_dead(tmp_path, "step-") == []
     assert names(tmp_path) == []
 
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from matrix_adagrad import RowAdaGrad
-from matrix_adagrad.checkpoints import Checkpoints, missing_from, reader, sums
+from matrix_adagrad.checkpoints import Checkpoints, digests, missing_from, reader
 from tests.distributed.test_checkpoints import FOUR, ROW, SQUARE, a_run, every_run, save_first_half
 
 
@@ -45,15 +45,15 @@ def named(module, name, *strings):
     return b"\x80\x04" + module + name + b"\x93(" + b"".join(strings) + b"tR."
 
 
-@pytest.mark.parametrize("digests", ["theirs", "none"])
-def test_metadata_that_would_run_something_are_refused_by_name(tmp_path, digests):
+@pytest.mark.parametrize("written", ["theirs", "none"])
+def test_metadata_that_would_run_something_are_refused_by_name(tmp_path, written):
     checkpoints = a_run(ROW, None, tmp_path / "run")[2]
     path = checkpoints.save(1)
     (path / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
-    (path / sums.NAME).unlink()
-    if digests == "theirs":
-        sums.write_sums(path)
-    words = rf"\.metadata was refused: it names {os.mkdir.__module__}\.mkdir, .* Nothing of it was run"
+    (path / digests.NAME).unlink()
+    if written == "theirs":
+        digests.write_digests(path)
+    words = rf"\.metadata was refused: it names {os.mkdir.__module__}\.mkdir, .* Nothing in it was executed"
     for look in (checkpoints.resume, checkpoints.newest):
         with pytest.raises(pickle.UnpicklingError, match=words):
             look()
@@ -76,7 +76,7 @@ def test_metadata_that_would_run_something_are_refused_by_name(tmp_path, digests
 )
 def test_nothing_else_can_be_named_not_even_through_what_is_allowed(tmp_path, called):
     (tmp_path / ".metadata").write_bytes(named(*called))
-    with pytest.raises(reader.RefusedError, match=re.escape(f"it names {called[0]}.{called[1]}")):
+    with pytest.raises(reader.UnsafeCheckpointError, match=re.escape(f"it names {called[0]}.{called[1]}")):
         reader.needed_files(tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_what_metadata_may_name_they_cannot_change(tmp_path):
     module = Metadata.__module__.encode()
     (tmp_path / ".metadata").write_bytes(b"c" + module + b"\nMetadata\n(N}Vstorage_data\nVchanged\nstb.")
     assert Metadata.storage_data is None
-    with pytest.raises(reader.RefusedError, match="it holds no metadata"):
+    with pytest.raises(reader.UnsafeCheckpointError, match="it holds no metadata"):
         reader.needed_files(tmp_path)
     assert Metadata.storage_data is None
 
@@ -94,7 +94,7 @@ def test_metadata_do_not_lead_out_of_their_folder(tmp_path):
     metadata = FileSystemReader(path).read_metadata()
     next(iter(metadata.storage_data.values())).relative_path = "../elsewhere"
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(reader.RefusedError, match="it names ../elsewhere, which is not in its folder"):
+    with pytest.raises(reader.UnsafeCheckpointError, match="it names ../elsewhere, which is not in its folder"):
         reader.needed_files(path)
 
 

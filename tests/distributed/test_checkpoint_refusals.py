@@ -25,7 +25,7 @@ def test_a_checkpoint_without_shapes_is_resumed_from_with_a_warning(tmp_path, mo
     with monkeypatch.context() as older:
         older.setattr(MatrixAdaGrad, "shape_to_save", lambda *_: {})
         run(2)
-    with pytest.warns(UserWarning, match="does not tell the shape of parameter 0"):
+    with pytest.warns(UserWarning, match="does not record the shape of parameter 0"):
         assert run(3) == 3
     assert run(4) == 4  # the new one has them
 
@@ -43,7 +43,7 @@ def test_a_checkpoint_of_another_width_is_refused_and_the_model_left_as_it_was(t
     checkpoints.save(1)
     model, checkpoints, _ = tables(64)
     before = model.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"of shape \(10, 16\), and here it has shape \(10, 64\)"):
+    with pytest.raises(ValueError, match=r"of shape \(10, 16\), but here it has shape \(10, 64\)"):
         checkpoints.resume()
     assert torch.equal(model.weight, before)
 
@@ -78,13 +78,15 @@ def test_what_cannot_be_saved_is_refused_when_it_is_given(tmp_path):
     model = nn.Linear(4, 2)
     optimizer = MatrixAdaGrad(model.parameters())
     (tmp_path / "file").touch()
-    with pytest.raises(TypeError, match="model and optimizer must be a module and an optimizer, got a MatrixAdaGrad"):
+    with pytest.raises(
+        TypeError, match="model and optimizer must be an nn.Module and an Optimizer, got a MatrixAdaGrad"
+    ):
         Checkpoints(tmp_path, optimizer, model)
     with pytest.raises(ValueError, match="keep must be at least 1, got 'a'"):
         Checkpoints(tmp_path, model, optimizer, keep="a")
     with pytest.raises(TypeError, match="schedule must have a state_dict and a load_state_dict, got 3"):
         Checkpoints(tmp_path, model, optimizer, schedule=3)
-    with pytest.raises(NotADirectoryError, match="folder must be a folder, and .*file is a file"):
+    with pytest.raises(NotADirectoryError, match="folder must be a folder, got the file .*file"):
         Checkpoints(tmp_path / "file", model, optimizer)
 
 

@@ -22,8 +22,9 @@ from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.checkpoints import Checkpoints, missing_from
 from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.geometry import Column, Row
-from matrix_adagrad.optim.shards import here
+from matrix_adagrad.optim.step.update import local
 from tests.distributed.layouts import SHAPES, Layout, assert_same, mesh_of, random, shared_out
+from tests.optim.own_geometries import RowPlusColumn
 
 FOUR = Layout((4,), (Shard(0),))
 SQUARE = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
@@ -99,8 +100,10 @@ every_run = pytest.mark.parametrize(
         functools.partial(MatrixAdaGrad, geometry=Row(), **OPTIONS),
         functools.partial(MatrixAdaGrad, geometry=Blocks(rows=2), **OPTIONS),
         functools.partial(MatrixMomentum, geometry=Column(), **OPTIONS),
+        functools.partial(MatrixAdaGrad, geometry=RowPlusColumn(), **OPTIONS),
+        functools.partial(MatrixMomentum, geometry=RowPlusColumn(), **OPTIONS),
     ],
-    ids=["row", "blocks", "column momentum"],
+    ids=["row", "blocks", "column momentum", "row plus column", "row plus column momentum"],
 )
 
 
@@ -162,7 +165,7 @@ def plain_round_trip(make, layout):
     again.load_state_dict({**optimizer.state_dict(), "state": whole})  # whole values are taken by each rank in part
     for own, theirs in zip(optimizer.state.values(), again.state.values(), strict=True):
         for key, value in own.items():
-            assert torch.equal(here(value), here(theirs[key]))
+            assert torch.equal(local(value), local(theirs[key]))
 
 
 @every_run

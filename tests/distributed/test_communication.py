@@ -11,8 +11,8 @@ from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, native
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
-from matrix_adagrad.optim import shards
-from matrix_adagrad.optim.step import way
+from matrix_adagrad.optim import sharding
+from matrix_adagrad.optim.step import native as native_backend
 from tests.distributed.layouts import SHAPES, Layout, mesh_of, random, shared_out
 
 BY_ROWS = Layout((2,), (Shard(0),))
@@ -74,7 +74,7 @@ def test_a_step_makes_so_many_calls_for_all_parameters_of_all_groups(ranks, geom
 def events():
     """What a step of columns (divided) and of entries (not) does, in order."""
     seen = []
-    all_reduce, run = shards.dist.all_reduce, way.run
+    all_reduce, run = sharding.dist.all_reduce, native_backend._run
 
     class Call:
         def __init__(self, call):
@@ -88,17 +88,17 @@ def events():
         seen.append("call")
         return Call(all_reduce(*args, **options))
 
-    def watched_run(fields, batch, rule, what=native.READ | native.MOVE):
+    def watched_run(updates, config, what=native.READ | native.MOVE):
         seen.append({native.READ: "read", native.MOVE: "move"}.get(what, "step"))
-        run(fields, batch, rule, what)
+        run(updates, config, what)
 
     params = params_on(BY_ROWS)
     optimizer = MatrixAdaGrad([{"params": params[:4], "geometry": "column"}, {"params": params[4:]}], geometry="entry")
-    shards.dist.all_reduce, way.run = watched_all_reduce, watched_run
+    sharding.dist.all_reduce, native_backend._run = watched_all_reduce, watched_run
     try:
         optimizer.step()
     finally:
-        shards.dist.all_reduce, way.run = all_reduce, run
+        sharding.dist.all_reduce, native_backend._run = all_reduce, run
     return seen
 
 
@@ -114,7 +114,7 @@ def unfinished_sum():
     start, grad = random((6, 4), 0), random((6, 4), 1)
     alone, together = Parameter(start.clone()), Parameter(shared_out(start, mesh, [Replicate()]))
     alone.grad = 2 * grad
-    together.grad = shards.DTensor.from_local(grad, mesh, [Partial()])
+    together.grad = sharding.DTensor.from_local(grad, mesh, [Partial()])
     for param in (alone, together):
         MatrixAdaGrad([param], lr=0.1).step()
     assert torch.equal(together.to_local(), alone)

@@ -12,6 +12,7 @@ from matrix_adagrad import Batched, Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed.layouts import LAYOUTS, Layout, assert_follows, mesh_of, shared_out
+from tests.optim.own_geometries import FullRows, RowPlusColumn
 
 GEOMETRIES = (
     *(Row(), Column(), Entry(), Whole()),
@@ -45,6 +46,22 @@ def test_with_every_option(ranks, setting, geometry, optimizer):
     make = functools.partial(optimizer, lr=0.1, geometry=geometry, **setting)
     for layout in (Layout((3,), (Shard(0),)), MOST_MIXED):
         ranks.run(layout.world, assert_follows, make, layout, 5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("geometry", [RowPlusColumn(), FullRows()], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_geometry_that_needs_the_whole_gradient_gathers_it(ranks, layout, geometry, optimizer):
+    make = functools.partial(optimizer, lr=0.1, geometry=geometry, eps=1e-3)
+    ranks.run(layout.world, assert_follows, make, layout, 5, [(12, 8), (8, 2), (2, 14), (7,), ()])
+
+
+@pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), MOST_MIXED], ids=str)
+@pytest.mark.parametrize("domain", [FrobeniusBall(3.0), RowBalls(2.0), NonNegative()], ids=str)
+def test_such_a_geometry_with_a_domain(ranks, domain, layout):
+    options = {"geometry": RowPlusColumn(), "domain": domain, "project_start": True}
+    make = functools.partial(MatrixAdaGrad, lr=0.1, **options)
+    ranks.run(layout.world, assert_follows, make, layout, 5, [(12, 8), (8, 2), (2, 14)])
 
 
 @pytest.mark.parametrize("geometry", [Row(), Column()], ids=str)

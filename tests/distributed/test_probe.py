@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad
 from matrix_adagrad.advisor import Probe
-from matrix_adagrad.optim import shards
+from matrix_adagrad.optim import sharding
 from tests.distributed import engines
 from tests.distributed.layouts import SHAPES, Layout, gradient, mesh_of, random, shared_out
 
@@ -26,7 +26,7 @@ LAYOUTS = (
     Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),
 )
 LARGE = (40, 36)  # of which entries are sampled, as of the convolution
-EXACT = ("steps", "observed", "broken", "dead", "exploding", "reach", "shape")
+EXACT = ("steps", "observed", "nonfinite", "dead", "exploding", "weight_norm", "shape")
 
 
 def reports(layout, steps=6):
@@ -55,7 +55,7 @@ def reports(layout, steps=6):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_sharded_parameters_have_the_portrait_of_whole_ones(ranks, layout):
+def test_sharded_parameters_have_the_summary_of_whole_ones(ranks, layout):
     for (alone, shared), calls, placements in ranks.run(layout.world, reports, layout):
         assert calls == 0
         for name, one in alone.items():
@@ -64,17 +64,19 @@ def test_sharded_parameters_have_the_portrait_of_whole_ones(ranks, layout):
             for key in EXACT:
                 assert other[key] == pytest.approx(one[key], rel=1e-5), (where, key)
             # Where a machine has no other row than the dead one, its parts of columns are silent: (2, 14) is left out.
-            silent = ("silent",) * (one["shape"] != (2, 14))
+            inactive = ("inactive",) * (one["shape"] != (2, 14))
             for part in ("rows", "columns"):
-                for key in ("participation", "drift", *silent):
+                for key in ("participation", "drift", *inactive):
                     assert other[part][key] == pytest.approx(one[part][key], rel=1e-5, abs=1e-7), (where, part, key)
             for key in ("row", "column", "whole"):
-                assert other["gradients"][key] == pytest.approx(one["gradients"][key], rel=1e-5), (where, key)
+                assert other["gradient_norm"][key] == pytest.approx(one["gradient_norm"][key], rel=1e-5), (where, key)
             close = {"rel": 0.25 if sampled else 1e-5}
             assert other["agreement"] == pytest.approx(one["agreement"], **close), where
-            assert other["gradients"]["entry"] == pytest.approx(one["gradients"]["entry"], **close), where
-            assert other["update"] == pytest.approx(one["update"], **close), where
-            assert other["entries"] == pytest.approx(one["entries"], **(close if not sampled else {"rel": 0.5})), where
+            assert other["gradient_norm"]["entry"] == pytest.approx(one["gradient_norm"]["entry"], **close), where
+            assert other["update_ratio"] == pytest.approx(one["update_ratio"], **close), where
+            assert other["entry_participation"] == pytest.approx(
+                one["entry_participation"], **(close if not sampled else {"rel": 0.5})
+            ), where
             if len(one["shape"]) > 1:
                 assert one["dead"] == 1
                 assert one["exploding"] == one["shape"][0] - 1
@@ -85,12 +87,12 @@ def unfinished_sum():
     mesh = mesh_of((4,))
     grad = random((6, 4), 1)
     param = Parameter(shared_out(random((6, 4), 0), mesh, [Replicate()]))
-    param.grad = shards.DTensor.from_local(grad, mesh, [Partial()])
+    param.grad = sharding.DTensor.from_local(grad, mesh, [Partial()])
     optimizer = MatrixAdaGrad([param], lr=0.1)
     with Probe(nn.ParameterList([param]), optimizer, every=1) as probe:
         optimizer.step()
     assert param.grad.placements == (Partial(),)  # as the user left it
-    return probe.report()["0"].gradients["whole"] / float(4 * grad.norm())
+    return probe.report()["0"].gradient_norm["whole"] / float(4 * grad.norm())
 
 
 def test_a_gradient_that_is_a_sum_yet_to_be_taken_is_seen_as_the_sum(ranks):
@@ -108,7 +110,7 @@ def broken_on_one_machine():
             param.grad = shared_out(grad, mesh, [Shard(0)])
             optimizer.step()
     one = probe.report()["0"]
-    return one.observed, one.broken, one.dead, math.isfinite(one.gradients["row"])
+    return one.observed, one.nonfinite, one.dead, math.isfinite(one.gradient_norm["row"])
 
 
 def test_what_is_broken_on_one_machine_is_broken_for_all(ranks):
@@ -132,7 +134,10 @@ def zero_redundancy():
                 model(x).square().mean().backward()
                 optimizer.step()
         found.append(
-            {name: (one["gradients"], one["update"], one["dead"]) for name, one in probe.report().to_dict().items()}
+            {
+                name: (one["gradient_norm"], one["update_ratio"], one["dead"])
+                for name, one in probe.report().to_dict().items()
+            }
         )
     return found
 

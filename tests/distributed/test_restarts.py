@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, RowAdaGrad
 from matrix_adagrad.domains import RowBalls, RowProduct
-from matrix_adagrad.optim import shards
+from matrix_adagrad.optim import sharding
 
 
 @contextlib.contextmanager
@@ -66,5 +66,5 @@ def test_what_is_remembered_of_a_table_does_not_grow_with_its_rows():
         gc.collect()
         kept = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.dtype is torch.int64 and x.numel() > 1000]
         assert not kept
-        found = shards._ranges(rows, 0, mesh, (Shard(0),), 1)
+        found = sharding._ranges(rows, 0, mesh, (Shard(0),), 1)
         assert found == (range(50_002, rows),)

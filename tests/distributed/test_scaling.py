@@ -14,10 +14,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import pages, scaling
+from benchmarks import markdown, scaling
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
-from matrix_adagrad.optim import shards
+from matrix_adagrad.optim import sharding
+from matrix_adagrad.optim.step.update import local
 from tests.distributed.layouts import SHAPES, Layout, mesh_of, random, shared_out
 
 LAYOUTS = (
@@ -32,7 +33,7 @@ TENSORS = [*((shape, torch.float32) for shape in SHAPES), ((10, 6), torch.bfloat
 
 
 def local_bytes(tensors):
-    return sum(shards.here(x).nbytes for x in tensors)
+    return sum(local(x).nbytes for x in tensors)
 
 
 class Collectives(TorchDispatchMode):
@@ -64,14 +65,14 @@ def counted_with(optimizer, layout, geometry):
     for param, start in zip(params, starts, strict=True):
         param.grad = shared_out(start, mesh, param.placements)
     dims = {mesh.get_group(dim): dim for dim in range(mesh.ndim)}
-    payloads, calls, all_reduce = Counter(), Counter(), shards.dist.all_reduce
+    payloads, calls, all_reduce = Counter(), Counter(), sharding.dist.all_reduce
 
     def counting(flat, *args, group, **options):
         calls[dims[group]] += 1
         payloads[dims[group]] += flat.nbytes
         return all_reduce(flat, *args, group=group, **options)
 
-    with mock.patch.object(shards.dist, "all_reduce", counting), Collectives() as everything:
+    with mock.patch.object(sharding.dist, "all_reduce", counting), Collectives() as everything:
         stepping.step()
     assert everything.bytes == ({"allreduce_": payloads.total()} if calls else {}), "a step sends something else"
     state = [value for param in params for key, value in stepping.state[param].items() if key != "step"]
@@ -135,14 +136,14 @@ def test_fsdp_moves_what_the_formulas_say(ranks, mesh):
 
 def test_the_page_has_the_tables_as_they_are_now():
     page = scaling.PAGE.read_text(encoding="utf-8")
-    assert pages.written(page, scaling.BLOCKS) == page
+    assert markdown.with_blocks(page, scaling.BLOCKS) == page
     assert page.count("<!-- begin: ") == len(scaling.BLOCKS)
 
 
 def test_a_page_without_a_block_is_refused():
     page = scaling.PAGE.read_text(encoding="utf-8")
-    with pytest.raises(SystemExit, match="no place for table:"):
-        pages.written(page.replace("<!-- end: table -->", ""), scaling.BLOCKS)
+    with pytest.raises(SystemExit, match="no block for table:"):
+        markdown.with_blocks(page.replace("<!-- end: table -->", ""), scaling.BLOCKS)
 
 
 def test_the_transformer_has_the_published_number_of_parameters():

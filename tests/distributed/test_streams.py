@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, RowAdaGrad, RowMomentum, step_in_backward
 from matrix_adagrad.optim.streams import Streams, mixed
+from matrix_adagrad.torch_private import default_store
 from tests.distributed.layouts import mesh_of, shared_out
 
 SHAPE = (16, 64)
@@ -132,7 +133,7 @@ def test_pieces_of_a_shard_draw_noise_of_their_own(ranks):
 
 
 def test_one_process_draws_from_torchs_generator():
-    assert Streams("a test").seed() is None
+    assert not Streams("a test").are_shared()
     for cls in (RowAdaGrad, RowMomentum):
         results = []
         for seed in (0, 0, 1):
@@ -148,3 +149,13 @@ def test_mixed_numbers_are_all_different():
     numbers = {mixed(a, b, c) for a in range(20) for b in range(20) for c in range(20)}
     assert len(numbers) == 20**3
     assert all(0 < number < 1 << 62 for number in numbers)
+
+
+def agreed():
+    return default_store().compare_set("tests/agreed", "", str(torch.distributed.get_rank())).decode()
+
+
+def test_ranks_agree_through_a_store_that_torch_has_no_public_name_for(ranks):
+    """Last seen to hold in torch 2.13.0."""
+    first, second = ranks.run(2, agreed)
+    assert first == second

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from matrix_adagrad.report import page
+from matrix_adagrad.pages import html_page
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def show(browser, tmp_path):
 
     def show(made, width=1280, height=900, **options):
         path = tmp_path / "report.html"
-        path.write_text(page.render(made), encoding="utf-8")
+        path.write_text(html_page.render(made), encoding="utf-8")
         contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
         shown = contexts[-1].new_page()
         shown.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))

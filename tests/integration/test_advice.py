@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from matrix_adagrad.advisor import Plan, Task, advise
-from matrix_adagrad.advisor.page import document
+from matrix_adagrad.advisor.advice_page import document
 from tests.integration.pages import drawn, fits, names
 
 if "INTEGRATIONS" not in os.environ:
@@ -39,7 +39,7 @@ def test_the_page_shows_the_plan_the_race_and_the_heat_maps(advice, show):
     assert shown.locator("#standings tbody tr").count() == len(advice.race.standings)
     assert shown.locator("#standings").get_by_text("← the plan").count() == 1
     assert shown.locator("#choices tbody tr").count() == 4
-    heat = drawn(shown, "energy")
+    heat = drawn(shown, "squared-gradients")
     heat.get_by_role("radio", name="out.weight").check()
     rows, columns = heat.locator(".plot").evaluate("plot => plot.data.map(trace => trace.z.length)")
     assert (rows, columns) == (4, 34)  # 100 columns, three together
@@ -49,7 +49,7 @@ def test_the_page_shows_the_plan_the_race_and_the_heat_maps(advice, show):
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 def test_it_fits_every_screen(advice, show, width, scheme):
     shown = show(document(advice), width=width, color_scheme=scheme)
-    drawn(shown, "energy")
+    drawn(shown, "squared-gradients")
     assert fits(shown)
 
 

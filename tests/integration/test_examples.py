@@ -38,7 +38,7 @@ def test_movielens_is_factorised_into_non_negative_factors():
 
 
 def test_films_are_recommended_with_their_titles(tmp_path):
-    from matrix_adagrad.experiments.data import movielens
+    from matrix_adagrad.datasets.movielens import movielens
 
     data = movielens()
     columns = (data.users + 1, data.items + 1, data.ratings, data.timestamps)

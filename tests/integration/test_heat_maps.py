@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from matrix_adagrad.report.document import Axis, Plate
+from matrix_adagrad.pages.document import Axis, Plate
 from tests.integration.pages import LONG, drawn, fits
-from tests.report.documents import NASTY, document, grid, heat_map
+from tests.pages.documents import NASTY, document, grid, heat_map
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it starts a browser: make test-integrations", allow_module_level=True)

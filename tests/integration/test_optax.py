@@ -11,7 +11,7 @@ import torch
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.domains import Balls, Box, FrobeniusBall, RowBalls, RowProduct, RowSimplex
-from matrix_adagrad.geometry import Column, Geometry, Row
+from matrix_adagrad.geometry import Column, Partition, Row
 from tests.domains.table import DOMAINS, SHAPE, draw, draw_scale
 from tests.integration import optax_runs as runs
 from tests.optim.table import GEOMETRIES
@@ -25,7 +25,7 @@ jnp, ours = jax.numpy, importlib.import_module("matrix_adagrad.interop.optax")
 
 
 @dataclass(frozen=True)
-class Parity(Geometry):
+class Parity(Partition):
     """A geometry of somebody's own: one scale for all rows of the same parity."""
 
     def cut(self, shape):

@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(TypeError, match=r"parameter \['step'\] has dtype int32"):
         ours.row_adagrad(0.1).init({"step": jnp.zeros((), int)})
     x = jnp.ones((4, 3))
-    with pytest.raises(ValueError, match=r"needs a state of shape \(1, 3\), and got one of shape \(4, 1\)"):
+    with pytest.raises(ValueError, match=r"needs a state of shape \(1, 3\), but got one of shape \(4, 1\)"):
         ours.column_adagrad(0.1).update(x, ours.row_adagrad(0.1).init(x))
     for options in ({"weight_decay": 0.1}, {"domain": RowBalls(1.0)}):
         optimizer = ours.row_adagrad(0.1, **options)

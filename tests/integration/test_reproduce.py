@@ -3,9 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+
+from tests.reproduction.processes import COMMAND, ENVIRONMENT
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it fetches MovieLens and starts a browser: make test-integrations", allow_module_level=True)
@@ -14,13 +15,13 @@ if "INTEGRATIONS" not in os.environ:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("reproduce")
-    command = [sys.executable, "-m", "matrix_adagrad", "reproduce", "--quick", "--out", str(out)]
-    first = subprocess.run(command, capture_output=True, encoding="utf-8")
+    command = [*COMMAND, "--quick", "--out", str(out)]
+    first = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8")
     assert first.returncode == 0, first.stderr
     assert "\033" not in first.stdout + first.stderr  # colours and bars are for terminals
     written = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    second = subprocess.run(command, capture_output=True, encoding="utf-8")
-    assert "cells to run, 0 are there already" not in second.stdout
+    second = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8")
+    assert "cells to run, 0 stored already" not in second.stdout
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == written
     return out
 

@@ -8,7 +8,7 @@ import torch
 
 from matrix_adagrad.domains import Balls, Box, FrobeniusBall, L1Balls, RowBalls, RowProduct, Simplices
 from matrix_adagrad.domains.base import _labels
-from matrix_adagrad.online import Hinge, Logistic, Stream
+from matrix_adagrad.online import ExampleStream, Hinge, Logistic
 from tests.domains.table import SHAPE, draw, draw_scale
 from tests.domains.test_projection import both
 
@@ -58,7 +58,7 @@ def test_a_solver_finds_the_same_point(domain, kind):
 @pytest.mark.parametrize("kind", [Hinge, Logistic])
 @pytest.mark.parametrize("domain", [FrobeniusBall(2.0), Box(-1.0, 1.0), RowBalls(1.5)], ids=repr)
 def test_another_solver_finds_the_same_value(kind, domain):
-    stream = Stream.random(4, 3, 120, seed=3)
+    stream = ExampleStream.random(4, 3, 120, seed=3)
     game = kind(stream, domain)
     solution = game.best(120, torch.zeros(4, 3, dtype=torch.float64))
     x = cvxpy.Variable((4, 3))

@@ -36,18 +36,18 @@ class Tokens(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def assert_same_portraits(mine, theirs):
+def assert_same_summaries(mine, theirs):
     assert [one.name for one in mine] == [one.name for one in theirs]
     for one, other in zip(mine, theirs, strict=True):
-        assert (one.steps, one.observed, one.broken, one.dead) == (
+        assert (one.steps, one.observed, one.nonfinite, one.dead) == (
             other.steps,
             other.observed,
-            other.broken,
+            other.nonfinite,
             other.dead,
         )
-        assert one.gradients == pytest.approx(other.gradients, rel=1e-4)
-        assert one.reach == pytest.approx(other.reach, rel=1e-4)
-        assert one.update == pytest.approx(other.update, rel=1e-3)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-4)
+        assert one.weight_norm == pytest.approx(other.weight_norm, rel=1e-4)
+        assert one.update_ratio == pytest.approx(other.update_ratio, rel=1e-3)
 
 
 def scalars_in(folder):
@@ -141,7 +141,7 @@ def test_a_lightning_fit_is_seen_as_the_plain_loop_and_reported_to_its_loggers(p
     fit(package, tmp_path, callback, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
     model = Wrapped()
     expected = plain_loop(model, RowAdaGrad(model.parameters(), lr=0.1), loss_of, 1, accumulate, clip)
-    assert_same_portraits(callback.report, expected)
+    assert_same_summaries(callback.report, expected)
     assert json.loads((tmp_path / "made" / "probe.json").read_text(encoding="utf-8")) == json.loads(
         callback.report.to_json()
     )
@@ -164,7 +164,7 @@ def test_a_lightning_fit_is_resumed_with_a_probe(tmp_path):
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
     _, module = fit(PACKAGES[0], tmp_path, callback, epochs=2, resume=tmp_path / "saved.ckpt")
     assert {one.observed for one in callback.report} == {STEPS}
-    assert list(scalars_in(tmp_path / "board")["update/model.0.weight"]) == [STEPS, 2 * STEPS]
+    assert list(scalars_in(tmp_path / "board")["update_ratio/model.0.weight"]) == [STEPS, 2 * STEPS]
     alone = Wrapped()
     plain_loop(alone, RowAdaGrad(alone.parameters(), lr=0.1), loss_of, epochs=2)
     torch.testing.assert_close(dict(module.named_parameters()), dict(alone.named_parameters()))
@@ -235,7 +235,7 @@ def test_a_transformers_training_is_seen_as_the_plain_loop_and_reported_to_tenso
     trainer, callback = trained(tmp_path, max_grad_norm=0.5)
     model = gpt2()
     expected = plain_loop(model, RowAdaGrad(model.parameters(), lr=0.1), loss_of_gpt2, clip=0.5)
-    assert_same_portraits(callback.report, expected)
+    assert_same_summaries(callback.report, expected)
     assert json.loads((tmp_path / "probe.json").read_text(encoding="utf-8")) == json.loads(callback.report.to_json())
     written = scalars_in(tmp_path)
     assert list(written["train/participation/rows/transformer.wte.weight"]) == [4, STEPS]
@@ -250,7 +250,7 @@ def test_a_transformers_training_is_resumed_with_a_probe(tmp_path):
     trained(tmp_path / "parts", steps=4)
     resumed, callback = trained(tmp_path / "parts", resume=True)
     assert {one.observed for one in callback.report} == {4}
-    assert list(scalars_in(tmp_path / "parts")["train/update/transformer.wte.weight"]) == [4, STEPS]
+    assert list(scalars_in(tmp_path / "parts")["train/update_ratio/transformer.wte.weight"]) == [4, STEPS]
     torch.testing.assert_close(
         dict(resumed.model.named_parameters()), dict(whole.model.named_parameters()), rtol=1e-5, atol=1e-6
     )

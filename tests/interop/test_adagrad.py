@@ -7,7 +7,7 @@ from torch.optim import Adagrad
 from matrix_adagrad import Blocks, ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad, RowMomentum
 from matrix_adagrad.domains import RowBalls
 from matrix_adagrad.interop.adagrad import from_adagrad, to_adagrad
-from matrix_adagrad.interop.exchange import regroup
+from matrix_adagrad.interop.migration import regroup
 from tests.interop.runs import (
     assert_bit_equal_states,
     assert_same_parameters,

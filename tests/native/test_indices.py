@@ -8,8 +8,7 @@ import torch
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.bags.module import _SumBags
-from matrix_adagrad.optim.step import fused
-from tests.optim.batches import GEOMETRIES, a_rule, assert_equal, copied, spread, state_of
+from tests.optim.batches import GEOMETRIES, a_config, assert_equal, copied, fused, spread, state_of
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
 
@@ -53,12 +52,12 @@ def by_bags(index, offsets=(0, 500, 500, COUNT)):
 
 def assert_refused(grad, geometry):
     """Nothing moves, in this table or in others."""
-    rule = a_rule(geometry, betas=(0.9, 0.99))
+    config = a_config(geometry, betas=(0.9, 0.99))
     tables = [spread((ROWS, WIDTH), seed, torch.float32) for seed in range(3)]
-    batch = state_of(tables, [by_rows(rows()), grad, by_bags(rows())], rule)
-    before = copied(state_of(tables, [by_rows(rows())] * 3, rule))
+    batch = state_of(tables, [by_rows(rows()), grad, by_bags(rows())], config)
+    before = copied(state_of(tables, [by_rows(rows())] * 3, config))
     with pytest.raises(IndexError, match=f"a table with {ROWS} rows has an index out of range, .* No step was taken"):
-        fused(batch, rule)
+        fused(batch, config)
     assert_equal(batch, before)
 
 

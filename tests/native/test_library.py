@@ -1,7 +1,6 @@
 """The library of kernels: what it needs besides its tensors, and what happens where it cannot be loaded."""
 
 import ctypes
-import importlib
 import logging
 import resource
 import subprocess
@@ -11,10 +10,10 @@ import pytest
 import torch
 
 from matrix_adagrad import MatrixMomentum, RowAdaGrad, native
+from matrix_adagrad.optim.step import native as native_backend
 from tests.optim.training import assert_bitwise, make_grads, make_params
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
-fused = importlib.import_module("matrix_adagrad.optim.step.fused")  # the package has a function of that name
 
 MEASURED = """
 import os, resource, sys, torch
@@ -102,7 +101,37 @@ def test_a_library_that_cannot_be_loaded_is_as_none(monkeypatch, tmp_path):
 
 def test_a_library_with_another_interface_is_refused(monkeypatch):
     monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
-    with pytest.raises(OSError, match="it is of another version: reinstall"):
+    with pytest.raises(OSError, match=r"it is of another version: its interface is number (\d+), not \d+: reinstall"):
+        native.load.__wrapped__()
+
+
+def test_a_library_with_other_fields_is_refused(monkeypatch):
+    names = native.TENSOR
+    for others in (names[:3] + names[4:], (*names[:3], "other", *names[3:]), names[:-1], (*names, "other")):
+        at = next(i for i in range(99) if names[i : i + 1] != others[i : i + 1])
+        own, expected = names[at : at + 1] or ("no field",), others[at : at + 1] or ("no field",)
+        monkeypatch.setattr(native, "TENSOR", others)
+        refusal = f"it is of another version: its tensor has {own[0]}, not {expected[0]}: reinstall"
+        with pytest.raises(OSError, match=refusal):
+            native.load.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda names: names | {"warmup"}, "its config has (weight_decay|no field), not warmup"),
+        (lambda names: names - {"maximize"}, "its config has maximize, not momentum"),
+    ],
+)
+def test_a_library_that_lacks_an_option_or_has_another_is_refused(change, words, monkeypatch):
+    monkeypatch.setattr(native, "_expected_config", change(native._expected_config))
+    with pytest.raises(OSError, match=f"it is of another version: {words}: reinstall"):
+        native.load.__wrapped__()
+
+
+def test_a_library_with_a_type_of_its_own_is_refused(monkeypatch):
+    monkeypatch.delitem(native._FORMATS, "uint64_t")
+    with pytest.raises(OSError, match="it is of another version: its seed is of type uint64_t: reinstall"):
         native.load.__wrapped__()
 
 
@@ -115,7 +144,7 @@ def test_without_memory_to_work_in_no_step_is_taken(geometry, is_sparse, monkeyp
     optimizer = MatrixMomentum([y, x], geometry=geometry, fused=True)
     optimizer.init_state()
     before = [value.clone() for param in (x, y) for value in (param, *optimizer.state[param].values())]
-    monkeypatch.setattr(fused, "_kept", fused._Kept())
+    monkeypatch.setattr(native_backend, "_kept", native_backend._Kept())
 
     def empty(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")

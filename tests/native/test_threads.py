@@ -1,6 +1,5 @@
 """Threads change no bits and need little: whatever modes and stacks they have, and where a fork has lost them."""
 
-import array
 import contextlib
 import functools
 import itertools
@@ -18,9 +17,8 @@ from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.domains import balls
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
-from matrix_adagrad.optim.step import fused
-from matrix_adagrad.optim.step.fused import describe, run
-from tests.optim.batches import DTYPES, a_rule, assert_equal, copied, spread, state_of, written
+from matrix_adagrad.optim.step.dispatch import NATIVE
+from tests.optim.batches import DTYPES, a_config, assert_equal, copied, described, fused, spread, state_of, written
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
 
@@ -42,20 +40,20 @@ def _two_threads():
 def dense_steps():
     options = ({"betas": (0.9, 0.99)}, {"weight_decay": 0.1}, {"stochastic_rounding": True})
     for geometry, shape, dtype, more in itertools.product(KINDS, SHAPES, DTYPES, ({}, *options)):
-        rule = a_rule(geometry, **more)
+        config = a_config(geometry, **more)
         x = torch.ones(shape, dtype=dtype)
-        yield fused, state_of([x], [torch.ones_like(x)], rule), rule
+        yield fused, state_of([x], [torch.ones_like(x)], config), config
 
 
 def steps_in_parts():
     for geometry, shape in itertools.product(KINDS, SHAPES):
-        rule = a_rule(geometry)
+        config = a_config(geometry)
         x = torch.ones(shape)
-        batch = state_of([x], [torch.ones_like(x)], rule)
-        sums = torch.empty_like(batch.statistics[0])
-        fields = array.array("q", describe(batch, 0, sums))
-        for what in (native.READ, native.MOVE):
-            yield run, fields, batch, rule, what
+        batch = state_of([x], [torch.ones_like(x)], config)
+        batch[0].sums = torch.empty_like(batch.statistics[0])
+        described(batch, config)
+        for part in (NATIVE.read, NATIVE.move):
+            yield part, batch, config
 
 
 def sparse_steps():
@@ -65,9 +63,9 @@ def sparse_steps():
     by_bags = BagGradient(index, torch.arange(0, 20_001, 20), values[:1000], table.shape)
     for geometry, dtype, grad in itertools.product(KINDS, DTYPES, (by_rows, by_bags)):
         for options in ({}, {"betas": (0.9, 0.99)}, {"weight_decay": 0.1}):
-            rule = a_rule(geometry, **options)
+            config = a_config(geometry, **options)
             own = grad if dtype is torch.float32 else grad.to_sparse().to(dtype)
-            yield fused, state_of([table.to(dtype)], [own], rule), rule
+            yield fused, state_of([table.to(dtype)], [own], config), config
 
 
 def sums_and_projections():
@@ -145,13 +143,13 @@ def alone_and_shared(call):
 @pytest.mark.parametrize("betas", [None, (0.9, 0.99)])
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_denormal_numbers_count_alike_in_all_threads(geometry, betas, is_sparse, flush):
-    rule = a_rule(geometry, betas=betas, eps=1.0)
+    config = a_config(geometry, betas=betas, eps=1.0)
     x, g = tiny((600, 900), 0), tiny((600, 900), 1)
-    batch = state_of([x], [g.to_sparse(1) if is_sparse else g], rule)
+    batch = state_of([x], [g.to_sparse(1) if is_sparse else g], config)
 
     def step():
         end = copied(batch)
-        fused(end, rule)
+        fused(end, config)
         return end
 
     alone, shared = alone_and_shared(step)
@@ -184,8 +182,8 @@ def test_threads_have_their_own_modes_back_afterwards():
     before = x * half
     assert torch.set_flush_denormal(True)
     try:
-        rule = a_rule(Row())
-        fused(state_of([torch.ones(600, 900)], [torch.ones(600, 900)], rule), rule)
+        config = a_config(Row())
+        fused(state_of([torch.ones(600, 900)], [torch.ones(600, 900)], config), config)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(x * half, before)
@@ -198,15 +196,15 @@ def test_threads_have_their_own_modes_back_afterwards():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_that_are_stepped_side_by_side_have_rooms_of_their_own(geometry, dtype):
     """Which thread takes which tensor is chance: so many tensors, and several times."""
-    rule, shapes = a_rule(geometry, weight_decay=0.1), [(1000, 130), (300, 40), (70, 900)] * 4
+    config, shapes = a_config(geometry, weight_decay=0.1), [(1000, 130), (300, 40), (70, 900)] * 4
     grads = [spread(shape, 100 + seed, dtype) for seed, shape in enumerate(shapes)]
-    batch = state_of([spread(shape, seed, dtype) for seed, shape in enumerate(shapes)], grads, rule)
+    batch = state_of([spread(shape, seed, dtype) for seed, shape in enumerate(shapes)], grads, config)
     before = [grad.clone() for grad in grads]
     ends = []
     for threads in (1, 2, 3, 2, 3):
         ends.append(copied(batch))
         torch.set_num_threads(threads)
-        fused(ends[-1], rule)
+        fused(ends[-1], config)
         assert_equal(ends[0], ends[-1])
     assert all(torch.equal(grad, own) for end in ends for grad, own in zip(end.grads, before, strict=True))
 
@@ -219,8 +217,8 @@ def large_kernels():
     x, g = spread((600, 900), 0, torch.float32), spread((600, 900), 1, torch.float32)
     cases = [(geometry, g) for geometry in KINDS] + [(Row(), g.to_sparse(1))]
     for geometry, grad in cases:
-        rule = a_rule(geometry, betas=(0.9, 0.99))
-        yield functools.partial(written_by_a_step, [state_of([x.clone()], [grad], rule) for _ in range(2)], rule)
+        config = a_config(geometry, betas=(0.9, 0.99))
+        yield functools.partial(written_by_a_step, [state_of([x.clone()], [grad], config) for _ in range(2)], config)
     table = torch.randn(5000, 40)
     bag, index = EmbeddingBag.from_pretrained(table, mode="sum", sparse=True), torch.randint(5000, (100, 20))
     yield lambda: [bag(index)]
@@ -244,9 +242,9 @@ def moved_by_a_step(pairs):
     return [x]
 
 
-def written_by_a_step(batches, rule):
+def written_by_a_step(batches, config):
     batch = batches.pop()
-    fused(batch, rule)
+    fused(batch, config)
     return written(batch)
 
 

@@ -5,13 +5,13 @@ from matrix_adagrad.domains import Box, FrobeniusBall, RowBalls, RowSimplex
 from matrix_adagrad.online import (
     Adversarial,
     Completion,
+    EntryStream,
+    ExampleStream,
     FullAdaGrad,
     Hinge,
     Linear,
     MirrorDescent,
     Motivating,
-    Stream,
-    Trace,
 )
 from tests.domains.table import draw
 
@@ -19,8 +19,8 @@ GAMES = {
     "motivating": Motivating(6, 4),
     "linear": Linear(6, 4, RowBalls(1.0)),
     "adversarial": Adversarial(6, 4, FrobeniusBall(1.0)),
-    "hinge": Hinge(Stream.random(6, 4, 40), Box(-1.0, 1.0)),
-    "completion": Completion(Trace.random(6, 4, 40), 6, 4, RowSimplex()),
+    "hinge": Hinge(ExampleStream.random(6, 4, 40), Box(-1.0, 1.0)),
+    "completion": Completion(EntryStream.random(6, 4, 40), 6, 4, RowSimplex()),
 }
 SCHEMES = {
     "row": lambda: "row",

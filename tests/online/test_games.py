@@ -4,18 +4,27 @@ import pytest
 import torch
 
 from matrix_adagrad.domains import Box, ColumnBalls, FrobeniusBall, RowBalls, RowSimplex
-from matrix_adagrad.online import Adversarial, Completion, Hinge, Linear, Logistic, Motivating, Stream, Trace
+from matrix_adagrad.online import (
+    Adversarial,
+    Completion,
+    EntryStream,
+    ExampleStream,
+    Hinge,
+    Linear,
+    Logistic,
+    Motivating,
+)
 from tests.domains.table import draw
 
 GAMES = {
     "motivating, rows": Motivating(5, 4),
     "motivating, columns": Motivating(5, 4, "column"),
     "linear": Linear(5, 4, RowBalls(1.0)),
-    "hinge": Hinge(Stream.random(5, 4, 30), FrobeniusBall(2.0)),
-    "logistic": Logistic(Stream.random(5, 4, 30), Box(-1.0, 1.0)),
-    "completion, box": Completion(Trace.random(5, 4, 30), 5, 4),
-    "completion, ball": Completion(Trace.random(5, 4, 30), 5, 4, FrobeniusBall(0.7)),
-    "completion, simplex": Completion(Trace.random(5, 4, 12), 5, 4, RowSimplex()),
+    "hinge": Hinge(ExampleStream.random(5, 4, 30), FrobeniusBall(2.0)),
+    "logistic": Logistic(ExampleStream.random(5, 4, 30), Box(-1.0, 1.0)),
+    "completion, box": Completion(EntryStream.random(5, 4, 30), 5, 4),
+    "completion, ball": Completion(EntryStream.random(5, 4, 30), 5, 4, FrobeniusBall(0.7)),
+    "completion, simplex": Completion(EntryStream.random(5, 4, 12), 5, 4, RowSimplex()),
 }
 every_game = pytest.mark.parametrize("name", GAMES)
 
@@ -83,8 +92,10 @@ def test_the_adversary_charges_for_what_he_sees_in_a_row():
 
 
 def test_completion_on_balls_of_columns_weighs_entries_by_their_counts():
-    trace = Trace(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([3.0, 3.0, 3.0, 3.0]).double())
-    best = Completion(trace, 2, 1, ColumnBalls(1.0)).best(4, torch.zeros(2, 1, dtype=torch.float64))
+    stream = EntryStream(
+        torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([3.0, 3.0, 3.0, 3.0]).double()
+    )
+    best = Completion(stream, 2, 1, ColumnBalls(1.0)).best(4, torch.zeros(2, 1, dtype=torch.float64))
     assert best.x[0] > best.x[1] > 0  # the entry that came three times gives way less
 
 
@@ -94,16 +105,16 @@ def test_completion_on_balls_of_columns_weighs_entries_by_their_counts():
         (lambda: Motivating(3, 4, "diagonal"), "active must be 'row' or 'column', got 'diagonal'"),
         (lambda: Motivating(3, 4, radius=0.5), "radius must be positive and less than 0.5, got 0.5"),
         (
-            lambda: Stream(torch.tensor([0]), torch.ones(2, 3), torch.ones(2), 1),
+            lambda: ExampleStream(torch.tensor([0]), torch.ones(2, 3), torch.ones(2), 1),
             r"of one length, at least 1, got \(1, 2, 2\)",
         ),
         (
-            lambda: Stream(torch.tensor([4]), torch.ones(1, 3), torch.ones(1), 4),
+            lambda: ExampleStream(torch.tensor([4]), torch.ones(1, 3), torch.ones(1), 4),
             "tasks must be from 0 to 3, got 4 to 4",
         ),
-        (lambda: Stream(torch.tensor([0]), torch.ones(1, 3), torch.zeros(1), 1), "labels must be 1 or -1"),
-        (lambda: Trace(torch.tensor([]), torch.tensor([]), torch.tensor([])), r"at least 1, got \(0, 0, 0\)"),
-        (lambda: Completion(Trace.random(5, 4, 9), 5, 2), "columns must be from 0 to 1, got"),
+        (lambda: ExampleStream(torch.tensor([0]), torch.ones(1, 3), torch.zeros(1), 1), "labels must be 1 or -1"),
+        (lambda: EntryStream(torch.tensor([]), torch.tensor([]), torch.tensor([])), r"at least 1, got \(0, 0, 0\)"),
+        (lambda: Completion(EntryStream.random(5, 4, 9), 5, 2), "columns must be from 0 to 1, got"),
     ],
 )
 def test_bad_arguments_say_what_is_wrong(make, words):
@@ -112,6 +123,6 @@ def test_bad_arguments_say_what_is_wrong(make, words):
 
 
 def test_streams_and_traces_are_told_apart_by_their_contents():
-    assert repr(Stream.random(3, 2, 9, seed=1)) == repr(Stream.random(3, 2, 9, seed=1))
-    assert repr(Stream.random(3, 2, 9, seed=1)) != repr(Stream.random(3, 2, 9, seed=2))
-    assert repr(Trace.random(3, 2, 9, seed=1)) != repr(Trace.random(3, 2, 9, seed=2))
+    assert repr(ExampleStream.random(3, 2, 9, seed=1)) == repr(ExampleStream.random(3, 2, 9, seed=1))
+    assert repr(ExampleStream.random(3, 2, 9, seed=1)) != repr(ExampleStream.random(3, 2, 9, seed=2))
+    assert repr(EntryStream.random(3, 2, 9, seed=1)) != repr(EntryStream.random(3, 2, 9, seed=2))

@@ -38,23 +38,23 @@ def test_every_inequality_holds_and_every_sum_is_the_plain_one(name, scheme):
         grads.append(grad)
         x.append(player.update(grad))
         psi.append(player.proximal)
-    ledger = regret.ledger
+    terms = regret.terms
     size = sum(p.divergence(best, y) for p, y in zip(psi, x, strict=False))
     middle = sum(psi[t].divergence(best, x[t]) - psi[t - 1].divergence(best, x[t]) for t in range(1, rounds))
     assert regret.loss == pytest.approx(loss, rel=1e-12)
     fixed = sum(float((g * best).sum()) for g in grads)  # what the adversary chose, he charges to all
     if name != "adversarial":
         fixed = sum(game.loss(t, best)[0] for t in range(rounds))
-    assert ledger.regret == pytest.approx(loss - fixed, abs=1e-9)
-    assert ledger.first == pytest.approx(psi[0].divergence(best, x[0]), rel=1e-9)
-    assert ledger.last == pytest.approx(psi[-1].divergence(best, x[-1]), rel=1e-9)
-    assert ledger.middle == pytest.approx(middle, abs=1e-12 * size + 1e-12)
-    assert ledger.dual == pytest.approx(sum(p.dual_norm(g) ** 2 for p, g in zip(psi, grads, strict=True)), rel=1e-9)
+    assert terms.regret == pytest.approx(loss - fixed, abs=1e-9)
+    assert terms.first == pytest.approx(psi[0].divergence(best, x[0]), rel=1e-9)
+    assert terms.last == pytest.approx(psi[-1].divergence(best, x[-1]), rel=1e-9)
+    assert terms.middle == pytest.approx(middle, abs=1e-12 * size + 1e-12)
+    assert terms.dual == pytest.approx(sum(p.dual_norm(g) ** 2 for p, g in zip(psi, grads, strict=True)), rel=1e-9)
     norm = player.scheme.geometry.norm
-    assert ledger.distance == pytest.approx(max(float(norm(best - y)) for y in x[:-1]), rel=1e-12)
-    assert ledger.trace == pytest.approx(psi[-1].trace(), rel=1e-9)
+    assert terms.distance == pytest.approx(max(float(norm(best - y)) for y in x[:-1]), rel=1e-12)
+    assert terms.trace == pytest.approx(psi[-1].trace(), rel=1e-9)
     terminal = sum(psi[-1].dual_norm(g) ** 2 for g in grads)
-    assert ledger.terminal == pytest.approx(terminal, rel=1e-6)
+    assert terms.terminal == pytest.approx(terminal, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -64,7 +64,7 @@ def test_one_pass_bounds_the_distance_from_above(name, scheme):
     rounds = 15 if scheme.startswith("full") else 60
     once = RegretMeter(learner(game, scheme)).play(game, rounds)
     twice = RegretMeter(learner(game, scheme)).play(game, rounds, exact=True)
-    assert twice.ledger.distance <= once.ledger.distance * (1 + 1e-12) <= once.ledger.diameter * (1 + 1e-9)
+    assert twice.terms.distance <= once.terms.distance * (1 + 1e-12) <= once.terms.diameter * (1 + 1e-9)
     assert once.regret == twice.regret
     assert once.holds
     assert (once.exact, twice.exact) == (False, True)
@@ -100,9 +100,9 @@ def test_an_inequality_that_fails_says_so():
 
 def test_bounds_of_other_geometries_for_the_same_gradients():
     game = Motivating(6, 4)
-    regret = RegretMeter(learner(game), also=("row", "column", "entry")).play(game, 24)
-    assert regret.promised["row"] == pytest.approx(regret["regret ≤ √2 D Σ_b √V_b"].right, rel=1e-12)
-    assert regret.promised["entry"] / regret.promised["row"] == pytest.approx(2.0, rel=1e-12)
+    regret = RegretMeter(learner(game), bounds_for=("row", "column", "entry")).play(game, 24)
+    assert regret.geometry_bounds["row"] == pytest.approx(regret["regret ≤ √2 D Σ_b √V_b"].right, rel=1e-12)
+    assert regret.geometry_bounds["entry"] / regret.geometry_bounds["row"] == pytest.approx(2.0, rel=1e-12)
 
 
 def test_the_tradeoff_is_least_at_the_optimal_scale():
@@ -127,7 +127,7 @@ def test_rounds_by_hand():
         total += grad
         meter.record(float((grad * random.x).sum()), grad)
     best = FrobeniusBall(1.0).argmin(total)
-    report = meter.report(Solution(best, float((total * best).sum()), 0.0))
+    report = meter.regret(Solution(best, float((total * best).sum()), 0.0))
     assert report.rounds == meter.rounds == 50
     assert report.holds
 
@@ -137,7 +137,7 @@ def test_rounds_by_hand():
 
 def test_the_table_and_the_figures():
     game = Motivating(6, 4)
-    regret = RegretMeter(learner(game), also=("entry",)).play(game, 24, exact=True)
+    regret = RegretMeter(learner(game), bounds_for=("entry",)).play(game, 24, exact=True)
     table = regret.table()
     assert table.startswith("24 rounds: loss ")
     assert all(one.name in table for one in regret.inequalities)
@@ -154,35 +154,35 @@ def test_bad_use_says_what_is_wrong():
     game = Adversarial(6, 4)
     played = learner(game)
     played.update(draw(1, (6, 4)))
-    with pytest.raises(ValueError, match="the learner has played 1 rounds already"):
+    with pytest.raises(ValueError, match="learner must not have played yet, got one after 1 rounds"):
         RegretMeter(played)
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         RegretMeter(learner(game)).play(game, 0)
-    assert RegretMeter(learner(game), also="row")._also == (as_geometry("row"),)
-    with pytest.raises(ValueError, match="no round was played yet"):
-        RegretMeter(learner(game)).report(Solution(torch.zeros(6, 4, dtype=torch.float64), 0.0, 0.0))
+    assert RegretMeter(learner(game), bounds_for="row")._bounds_for == (as_geometry("row"),)
+    with pytest.raises(ValueError, match="no round has been played yet"):
+        RegretMeter(learner(game)).regret(Solution(torch.zeros(6, 4, dtype=torch.float64), 0.0, 0.0))
     with pytest.raises(ValueError, match=r"and the game has \(6, 4\) and FrobeniusBall\(radius=2.0\)"):
         RegretMeter(learner(game)).play(Adversarial(6, 4, FrobeniusBall(2.0)), 5)
     fixed = MirrorDescent(torch.zeros(6, 4).double(), RowWise(torch.ones(6).double()), game.domain, 1.0)
-    assert math.isnan(RegretMeter(fixed).play(game, 5).ledger.distance)
+    assert math.isnan(RegretMeter(fixed).play(game, 5).terms.distance)
 
 
 @pytest.mark.parametrize("name", GAMES)
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_course_of_a_game_has_the_regret_that_shorter_games_end_with(name, exact):
     game = GAMES[name]
-    course = RegretMeter(learner(game), also=("row", "entry")).play(game, 40, points=4, exact=exact).course
+    course = RegretMeter(learner(game), bounds_for=("row", "entry")).play(game, 40, points=4, exact=exact).curve
     assert [point["rounds"] for point in course] == [1, 3, 6, 16, 40]
     for point in course:
-        short = RegretMeter(learner(game), also=("row", "entry")).play(game, int(point["rounds"]), exact=True)
+        short = RegretMeter(learner(game), bounds_for=("row", "entry")).play(game, int(point["rounds"]), exact=True)
         assert point["regret"] == pytest.approx(short.regret, rel=1e-9, abs=1e-9)
         assert point["general bound"] == pytest.approx(short["regret ≤ general bound"].right, rel=1e-6)
-        assert (point["row"], point["entry"]) == pytest.approx(tuple(short.promised.values()), rel=1e-12)
+        assert (point["row"], point["entry"]) == pytest.approx(tuple(short.geometry_bounds.values()), rel=1e-12)
 
 
 def test_a_game_that_goes_on_from_a_checkpoint_has_the_course_of_one_that_was_not_broken_off(tmp_path):
     game, file = Adversarial(3, 2), tmp_path / "run.pt"
-    whole = RegretMeter(learner(game)).play(game, 40, points=4).course
+    whole = RegretMeter(learner(game)).play(game, 40, points=4).curve
 
     def stopped(turns, **_):
         yield from itertools.islice(turns, 10)
@@ -190,4 +190,4 @@ def test_a_game_that_goes_on_from_a_checkpoint_has_the_course_of_one_that_was_no
 
     with pytest.raises(KeyboardInterrupt):
         RegretMeter(learner(game)).play(game, 40, points=4, checkpoint=file, progress=stopped)
-    assert RegretMeter(learner(game)).play(game, 40, points=4, checkpoint=file).course == whole
+    assert RegretMeter(learner(game)).play(game, 40, points=4, checkpoint=file).curve == whole

@@ -35,7 +35,7 @@ def test_what_is_kept_does_not_grow_with_the_rounds(scheme):
     game = Linear(6, 4)
     sizes = []
     for rounds in (2, 400):
-        meter = RegretMeter(learner(game, scheme), also=("entry",))
+        meter = RegretMeter(learner(game, scheme), bounds_for=("entry",))
         meter.play(game, rounds)
         sizes.append(size(meter))
     assert abs(sizes[1] - sizes[0]) <= 64  # the archive's own padding
@@ -62,16 +62,16 @@ class Interrupts:
 @pytest.mark.parametrize("stops", [[17, 30], [60], [75, 10]])
 def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(name, scheme, stops, tmp_path):
     game, file = GAMES[name], tmp_path / "run.pt"
-    unbroken = RegretMeter(learner(game, scheme), also=("row",)).play(game, 60, exact=True)
+    unbroken = RegretMeter(learner(game, scheme), bounds_for=("row",)).play(game, 60, exact=True)
     for rounds in stops:
         with pytest.raises(KeyboardInterrupt):
-            RegretMeter(learner(game, scheme), also=("row",)).play(
+            RegretMeter(learner(game, scheme), bounds_for=("row",)).play(
                 game, 60, exact=True, checkpoint=file, progress=Interrupts(rounds)
             )
-    resumed = RegretMeter(learner(game, scheme), also=("row",)).play(game, 60, exact=True, checkpoint=file)
+    resumed = RegretMeter(learner(game, scheme), bounds_for=("row",)).play(game, 60, exact=True, checkpoint=file)
     assert resumed.to_dict() == unbroken.to_dict()
     assert torch.equal(resumed.best.x, unbroken.best.x)
-    finished = RegretMeter(learner(game, scheme), also=("row",)).play(game, 60, exact=True, checkpoint=file)
+    finished = RegretMeter(learner(game, scheme), bounds_for=("row",)).play(game, 60, exact=True, checkpoint=file)
     assert finished.to_dict() == unbroken.to_dict()
 
 
@@ -116,7 +116,7 @@ def test_an_exact_run_is_of_so_many_rounds(tmp_path):
     meter = RegretMeter(learner(game))
     meter.play(game, 30, exact=True, checkpoint=file)
     for other in (meter, RegretMeter(learner(game))):
-        with pytest.raises(ValueError, match="is that of 30 rounds, and 60 are asked for"):
+        with pytest.raises(ValueError, match=r"rounds must be 30, which X\* was computed for, got 60"):
             other.play(game, 60, exact=True, checkpoint=file)
     with pytest.raises(ValueError, match="another run"):
         RegretMeter(learner(game)).play(game, 30, checkpoint=file)
@@ -206,10 +206,10 @@ def test_distances_are_exact_for_the_target_alone():
     game = Linear(6, 4)
     meter = RegretMeter(learner(game))
     exact = meter.play(game, 40, exact=True)
-    other = meter.report(Solution(-exact.best.x, -exact.best.value, 0.0))
+    other = meter.regret(Solution(-exact.best.x, -exact.best.value, 0.0))
     assert exact.exact
     assert not other.exact
-    assert other.ledger.distance >= exact.ledger.distance
+    assert other.terms.distance >= exact.terms.distance
 
 
 def test_a_scheme_without_a_stabilizer_leaves_out_the_bounds_that_have_it():
@@ -267,7 +267,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     for other_game, player in others:
         with pytest.raises(ValueError, match=r"(?s)run.pt is of another run:.*Adversarial"):
             RegretMeter(player).play(other_game, 10, checkpoint=file)
-    with pytest.raises(ValueError, match="10 rounds were played already, and 5 are asked for"):
+    with pytest.raises(ValueError, match="at least the 10 that were played already, got 5"):
         RegretMeter(learner(game)).play(game, 5, checkpoint=file)
 
 
@@ -276,14 +276,14 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
     game = Adversarial(6, 4)
     for content in (b"not a checkpoint", b"", b"junk\n"):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match="run.pt is not a checkpoint of a regret run .* give another file"):
+        with pytest.raises(ValueError, match="run.pt is not the checkpoint of a regret run .* give another file"):
             RegretMeter(learner(game)).play(game, 5, checkpoint=file)
     for thing in ([1, 2], {"a": 1}):
         torch.save(thing, file)
-        with pytest.raises(ValueError, match="run.pt is not a checkpoint of a regret run"):
+        with pytest.raises(ValueError, match="run.pt is not the checkpoint of a regret run"):
             RegretMeter(learner(game)).play(game, 5, checkpoint=file)
     for path in (tmp_path, tmp_path / "nowhere" / "run.pt"):
-        with pytest.raises(ValueError, match="cannot be a file: it is a folder, or its folder does not exist"):
+        with pytest.raises(ValueError, match="checkpoint must be a file in an existing folder"):
             RegretMeter(learner(game)).play(game, 5, checkpoint=path)
 
 

@@ -1,10 +1,15 @@
-"""Batches of tensors and rules for them, drawn and fixed, that the tests of single steps share."""
+"""Updates and configurations for them, drawn and fixed, that the tests of single steps share."""
+
+from dataclasses import replace
 
 import torch
 from hypothesis import strategies as st
 
 from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
-from matrix_adagrad.optim.step import Batch, Rule, seen
+from matrix_adagrad.native.matrices import NotCoveredError
+from matrix_adagrad.optim.step.config import AdaGradConfig, MomentumConfig
+from matrix_adagrad.optim.step.dispatch import NATIVE, REFERENCE, SPARSE
+from matrix_adagrad.optim.step.update import Update
 from tests.optim.training import assert_bitwise
 
 GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=1, columns=2))
@@ -20,21 +25,21 @@ sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65, 130, 5
 
 
 @st.composite
-def rules(draw, geometries=GEOMETRIES):
-    momentum = draw(st.booleans())
-    return Rule(
-        geometry=draw(st.sampled_from(geometries)),
-        reduction=draw(st.sampled_from(["sum", "mean"])),
-        lr=draw(st.sampled_from([0.1, 1e-3])),
-        eps=draw(st.sampled_from([0.0, 1e-10, 0.1])),
-        betas=draw(st.sampled_from([(0.9, 0.99), (0.0, 0.5), (0.5, 0.0)])) if momentum else None,
-        bias_correction=momentum and draw(st.booleans()),
-        weight_decay=draw(st.sampled_from([0.0, 0.0, 0.1])),
-        decoupled_weight_decay=draw(st.booleans()),
-        maximize=draw(st.booleans()),
-        stochastic_rounding=False,
-        capturable=False,
-    )
+def configs(draw, geometries=GEOMETRIES):
+    options = {
+        "geometry": draw(st.sampled_from(geometries)),
+        "reduction": draw(st.sampled_from(["sum", "mean"])),
+        "lr": draw(st.sampled_from([0.1, 1e-3])),
+        "eps": draw(st.sampled_from([0.0, 1e-10, 0.1])),
+        "weight_decay": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        "decoupled_weight_decay": draw(st.booleans()),
+        "maximize": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        return AdaGradConfig(**options)
+    betas = draw(st.sampled_from([(0.9, 0.99), (0.0, 0.5), (0.5, 0.0)]))
+    flags = {"bias_correction": draw(st.booleans()), "nesterov": draw(st.booleans())}
+    return MomentumConfig(betas=betas, **flags, **options)
 
 
 LAYOUTS = {
@@ -55,25 +60,80 @@ def spread(shape, seed, dtype):
     return (x * 10 ** torch.rand(shape, generator=random, dtype=torch.float64)).to(dtype)
 
 
-def state_of(params, grads, rule):
-    wide = [wide_dtype(param.dtype) for param in params]
-    batch = Batch(
-        params,
-        grads,
-        [torch.zeros_like(p, dtype=w) for p, w in zip(params, wide, strict=True)] if rule.betas else [],
-        [torch.zeros(rule.geometry.statistic_shape(p.shape), dtype=w) for p, w in zip(params, wide, strict=True)],
-        [torch.zeros(()) for _ in params],
-        rule.members(params),
-        [False] * len(params),
-        list(range(len(params))),
-    )
-    return batch if any(grad.is_sparse for grad in grads) else seen(batch, rule.geometry)
+class Batch(list):
+    """Updates, and their tensors list by list."""
+
+    @property
+    def params(self):
+        return [update.param for update in self]
+
+    @property
+    def grads(self):
+        return [update.grad for update in self]
+
+    @property
+    def averages(self):
+        return [update.average for update in self if update.average is not None]
+
+    @property
+    def statistics(self):
+        return [update.statistics[0] for update in self]
+
+    def replaced(self, change):
+        """With other tensors of full size, and other statistics."""
+        return Batch(
+            replace(
+                update,
+                param=change(update.param),
+                grad=change(update.grad),
+                average=None if update.average is None else change(update.average),
+                statistics=tuple(map(change, update.statistics)),
+            )
+            for update in self
+        )
+
+
+def state_of(params, grads, config):
+    batch, geometry = Batch(), config.geometry
+    for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        wide = wide_dtype(param.dtype)
+        average = torch.zeros_like(param, dtype=wide) if config.betas else None
+        statistic = torch.zeros(geometry.statistic_shape(param.shape), dtype=wide)
+        divisor = geometry.members(param.shape) if config.reduction == "mean" else 1
+        stream = number + 1 if config.stochastic_rounding else 0
+        update = Update(param, grad, average, (statistic,), torch.zeros(()), geometry, (max(1, divisor),), stream)
+        batch.append(update if grad.is_sparse else update.viewed())
+    return batch
+
+
+def fused(batch, config):
+    """A step in the kernels; `NotCoveredError` if they do not cover it."""
+    described(batch, config)
+    NATIVE.step(batch, config)
+
+
+def described(batch, config):
+    for update in batch:
+        update.prepared = None
+        if reason := NATIVE.reason_against(update, config):
+            raise NotCoveredError(reason)
+
+
+def reference(batch, config):
+    REFERENCE.step(batch, config)
+
+
+def sparse(batch, config):
+    SPARSE.step(batch, config)
 
 
 def copied(batch):
     """A batch of its own memory, and of the same layout."""
-    tensors = [[x.detach().clone() if x.is_sparse else _with_gaps(x) for x in tensors] for tensors in batch[:5]]
-    return Batch(*tensors, *batch[5:])
+
+    def copy(x):
+        return x.detach().clone() if x.is_sparse else _with_gaps(x)
+
+    return Batch(replace(update, step=update.step.clone(), prepared=None) for update in batch.replaced(copy))
 
 
 def _with_gaps(x):
@@ -82,7 +142,7 @@ def _with_gaps(x):
 
 
 def written(batch):
-    return [*batch.params, *batch.averages, *batch.statistics, *batch.steps]
+    return [*batch.params, *batch.averages, *batch.statistics, *(update.step for update in batch)]
 
 
 def assert_close(one, two):
@@ -97,16 +157,17 @@ def assert_equal(one, two):
 
 @st.composite
 def batches(draw):
-    rule, dtype = draw(rules()), draw(st.sampled_from(DTYPES))
+    config, dtype = draw(configs()), draw(st.sampled_from(DTYPES))
     params, grads = [], []
     for seed in range(draw(st.integers(1, 3))):
         m, n = 2 * draw(sizes), 2 * draw(sizes)
         params.append(LAYOUTS[draw(layouts)](spread((m, n), seed, dtype)))
         grads.append(LAYOUTS[draw(layouts)](spread((m, n), 100 + seed, dtype)))
-    return state_of(params, grads, rule), rule
+    return state_of(params, grads, config), config
 
 
-def a_rule(geometry: Geometry, **options):
-    given = {"reduction": "sum", "lr": 0.1, "eps": 1e-10, "betas": None, "bias_correction": False, "weight_decay": 0.0}
-    flags = {"decoupled_weight_decay": False, "maximize": False, "stochastic_rounding": False, "capturable": False}
-    return Rule(**{"geometry": geometry, **given, **flags, **options})
+def a_config(geometry: Geometry, betas=None, bias_correction=False, **options):
+    given = {"geometry": geometry, "lr": 0.1, "eps": 1e-10, **options}
+    if betas is None:
+        return AdaGradConfig(**given)
+    return MomentumConfig(betas=betas, bias_correction=bias_correction, **given)

@@ -50,14 +50,17 @@ class Entrant:
 
     @property
     def geometry(self) -> Geometry:
-        return self.cls.FIXED or self.options["geometry"]
+        return self.cls.fixed_geometry() or self.options["geometry"]
 
     def __str__(self) -> str:
         return self.cls.__name__ + "".join(f"-{geometry}" for geometry in self.options.values())
 
 
 _ADAGRAD = ({"initial_accumulator_value": 0.1}, {"eps": 1e-3})
-_MOMENTUM = ({"betas": (0.8, 0.9)}, {"bias_correction": False}, {"betas": (0.0, 0.5)})
+_MOMENTUM = (
+    *({"betas": (0.8, 0.9)}, {"bias_correction": False}, {"betas": (0.0, 0.5)}),
+    *({"nesterov": True}, {"nesterov": True, "bias_correction": False, "weight_decay": 0.1}),
+)
 
 TABLE: tuple[Entrant, ...] = (
     Entrant(RowAdaGrad, {}, _ADAGRAD),

@@ -62,7 +62,7 @@ def test_wrong_values(entrant, options, error, words, by_group):
         (MatrixMomentum, {"bias_correction": 1}, TypeError, "bias_correction must be True or False, got 1"),
         (MatrixAdaGrad, {"initial_accumulator_value": -1}, ValueError, f"initial_accumulator_value {NUMBER}, got -1"),
         (MatrixAdaGrad, {"geometry": "diagonal"}, ValueError, "geometry must be one of 'row', .* got 'diagonal'"),
-        (MatrixAdaGrad, {"betas": (0.9, 0.9)}, TypeError, "unexpected keyword argument 'betas'"),
+        (MatrixAdaGrad, {"betas": (0.9, 0.9)}, TypeError, "unknown option 'betas': it is an option of MatrixMomentum"),
         (
             RowAdaGrad,
             {"wieght_decay": 0.1},

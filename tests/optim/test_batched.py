@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.nn import Parameter
 
 from matrix_adagrad import Batched, Blocks, Column, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum, Whole
-from matrix_adagrad.optim.shards import statistic_layout
+from matrix_adagrad.optim.sharding import statistic_layout
 from tests.optim.table import WAYS
 from tests.optim.training import assert_bitwise, assert_same, make_grads, make_params, train
 

@@ -144,7 +144,7 @@ def test_the_probe_sees_all_parts():
     optimizer = CombinedOptimizer(parts_of(list(model.own)))
     with Probe(model, optimizer, every=1) as probe:
         train(None, list(model.own), 2, optimizer=optimizer)
-    assert [portrait.observed for portrait in probe.report().portraits] == [2] * 5
+    assert [parameter.observed for parameter in probe.report()] == [2] * 5
 
 
 def test_a_group_is_added_to_a_part_and_the_whole_has_it():
@@ -181,8 +181,8 @@ def test_a_parameter_of_two_parts_is_named():
         ([], ValueError, "empty"),
         (lambda p: SGD(p), TypeError, "a list of torch optimizers, got SGD"),
         (7, TypeError, "got int"),
-        (["adam"], TypeError, r"optimizers\[0\] \(str\) is no torch optimizer"),
-        (lambda p: [CombinedOptimizer([SGD(p)])], TypeError, "give its parts"),
+        (["adam"], TypeError, r"optimizers\[0\] \(str\) is not a torch optimizer"),
+        (lambda p: [CombinedOptimizer([SGD(p)])], TypeError, "pass its parts"),
         (lambda p: [torch.optim.LBFGS(p)], TypeError, "cannot step without closure"),
     ],
 )

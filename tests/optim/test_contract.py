@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR, Se
 
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad
 from matrix_adagrad.geometry import Column, Row
+from matrix_adagrad.optim.step import dispatch
 from tests.optim.table import CLASSES, TABLE, settings
 from tests.optim.training import assert_bitwise, assert_same, make_grads, make_params, train
 
@@ -304,21 +305,21 @@ class Watched(torch.Tensor):
 @pytest.mark.parametrize(
     ("options", "tensor", "expected"),
     [
-        ({}, torch.ones(2, 2), "run"),
-        ({"fused": True}, torch.ones(2, 2), "run"),
-        ({"fused": False}, torch.ones(2, 2), "foreach"),
-        ({"foreach": False}, torch.ones(2, 2), "reference"),
-        ({"foreach": True}, torch.ones(2, 2), "foreach"),
-        ({"differentiable": True}, torch.ones(2, 2), "reference"),
-        ({}, torch.ones(2, 2, dtype=torch.complex64), "foreach"),
-        ({}, torch.ones(2, 2).as_subclass(Tagged), "run"),
-        ({}, torch.ones(2, 2).as_subclass(Watched), "reference"),
+        ({}, torch.ones(2, 2), "Native"),
+        ({"fused": True}, torch.ones(2, 2), "Native"),
+        ({"fused": False}, torch.ones(2, 2), "Foreach"),
+        ({"foreach": False}, torch.ones(2, 2), "Reference"),
+        ({"foreach": True}, torch.ones(2, 2), "Foreach"),
+        ({"differentiable": True}, torch.ones(2, 2), "Reference"),
+        ({}, torch.ones(2, 2, dtype=torch.complex64), "Foreach"),
+        ({}, torch.ones(2, 2).as_subclass(Tagged), "Native"),
+        ({}, torch.ones(2, 2).as_subclass(Watched), "Reference"),
     ],
 )
-def test_the_users_choice_of_the_way_is_obeyed_and_the_default_is_the_fastest(options, tensor, expected, monkeypatch):
+def test_the_users_choice_of_a_backend_is_obeyed_and_the_default_is_the_fastest(options, tensor, expected, monkeypatch):
     ran = []
-    for way in ("run", "foreach", "reference"):
-        monkeypatch.setattr(f"matrix_adagrad.optim.step.way.{way}", lambda *_, way=way: ran.append(way))
+    for name in ("Native", "Foreach", "Reference"):
+        monkeypatch.setattr(getattr(dispatch, name.upper()), "step", lambda *_, name=name: ran.append(name))
     tensor.grad = torch.ones_like(tensor)
     RowAdaGrad([tensor], **options).step()
     assert ran == [expected]

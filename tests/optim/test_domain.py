@@ -1,7 +1,6 @@
 """With a domain, a step is the argmin of η⟨G_t, X⟩ + B_{ψ_t}(X; X_t) over it, in the metric just used."""
 
 import copy
-import importlib
 import io
 import logging
 import pickle
@@ -24,6 +23,7 @@ from matrix_adagrad.domains import (
     RowSimplex,
     WholeSpace,
 )
+from matrix_adagrad.geometry import Partition
 from tests.domains.table import BOUNDED, SHAPE, draw
 from tests.optim.table import CLASSES, TABLE, WAYS
 from tests.optim.training import assert_bitwise, assert_same
@@ -137,9 +137,8 @@ def test_only_touched_rows_are_projected(domain):
 
 
 def test_the_scales_of_other_rows_are_not_looked_at(monkeypatch):
-    module = importlib.import_module("matrix_adagrad.optim.step.confine")
-    sizes, root = [], module.root
-    monkeypatch.setattr(module, "root", lambda v: sizes.append(v.numel()) or root(v))
+    sizes, scale = [], Partition.scale
+    monkeypatch.setattr(Partition, "scale", lambda self, v: sizes.append(v.numel()) or scale(self, v))
     table = Parameter(torch.zeros(1000, 4, dtype=torch.float64))
     table.grad = torch.sparse_coo_tensor(torch.tensor([[7, 3, 7]]), draw(1, (3, 4)), (1000, 4), check_invariants=True)
     RowAdaGrad([table], domain=RowBalls(0.5)).step()
@@ -177,7 +176,7 @@ def test_a_set_that_ties_rows_together_projects_them_all_and_says_so_once(domain
 @every_class
 def test_a_start_outside_is_an_error_with_the_distance(entrant):
     weight = Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
-    words = r"parameter 'w' starts outside of RowBalls\(radius=1.0\), at a distance of 4: .* project_start=True"
+    words = r"parameter 'w' starts outside RowBalls\(radius=1.0\), at a distance of 4: .* project_start=True"
     with pytest.raises(ValueError, match=words):
         entrant([("w", weight)], domain=RowBalls(1.0))
     optimizer = entrant([("v", Parameter(torch.zeros(2)))])

@@ -14,19 +14,21 @@ from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, native
 from matrix_adagrad.geometry import Blocks, Entry, Row
-from matrix_adagrad.optim.step import fused, reference, sparse
-from matrix_adagrad.optim.step.fused import NotCoveredError
+from matrix_adagrad.native.matrices import NotCoveredError
 from tests.optim.batches import (
     DTYPES,
     GEOMETRIES,
     LAYOUTS,
-    a_rule,
+    a_config,
     assert_close,
     assert_equal,
     batches,
+    configs,
     copied,
+    fused,
     layouts,
-    rules,
+    reference,
+    sparse,
     spread,
     state_of,
     written,
@@ -38,15 +40,15 @@ pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kerne
 
 @given(batches())
 def test_a_dense_step_is_that_of_the_reference(case):
-    batch, rule = case
+    batch, config = case
     other = copied(batch)
     for _ in range(2):
         try:
-            fused(batch, rule)
+            fused(batch, config)
         except NotCoveredError:
-            assert isinstance(rule.geometry, Blocks)  # the rest is covered in two dimensions, whatever the strides
+            assert isinstance(config.geometry, Blocks)  # the rest is covered in two dimensions, whatever the strides
             return
-        reference(other, rule)
+        reference(other, config)
     assert_close(batch, other)
 
 
@@ -69,13 +71,13 @@ SHAPES = [
 @pytest.mark.parametrize(("dtype", "layout"), [(torch.float32, "contiguous"), (torch.bfloat16, "transposed")])
 def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape, momentum, dtype, layout):
     x, g = (LAYOUTS[layout](spread(shape, seed, dtype)) for seed in (0, 1))
-    rule = a_rule(geometry, betas=(0.9, 0.99) if momentum else None)
-    batch = state_of([x], [g], rule)
+    config = a_config(geometry, betas=(0.9, 0.99) if momentum else None)
+    batch = state_of([x], [g], config)
     expected, ends = copied(batch), []
     for threads in (1, 2, 3, 7):
         ends.append(copied(batch))
-        with_threads(threads, lambda: fused(ends[-1], rule))
-    reference(expected, rule)
+        with_threads(threads, lambda: fused(ends[-1], config))
+    reference(expected, config)
     assert_close(ends[0], expected)
     for end in ends[1:]:
         assert_equal(end, ends[0])
@@ -98,13 +100,13 @@ def test_the_bits_do_not_depend_on_the_width_of_registers(geometry, shape, dtype
     x, g = (spread(shape, seed, dtype) for seed in (0, 1))
     x.view(-1)[::17] = 0
     x.view(-1)[5], g.view(-1)[11] = float("nan"), float("inf")
-    rule = a_rule(geometry, betas=(0.9, 0.99) if momentum else None)
-    batch, ends = state_of([x], [g], rule), []
+    config = a_config(geometry, betas=(0.9, 0.99) if momentum else None)
+    batch, ends = state_of([x], [g], config), []
     for width in (ANYWHERE, AVX2, AVX512):  # where the CPU has it
         library.matrix_adagrad_use_at_most(width)
         ends.append(copied(batch))
         for _ in range(2):
-            fused(ends[-1], rule)
+            fused(ends[-1], config)
     for end in ends[1:]:
         torch.testing.assert_close(written(end), written(ends[0]), rtol=0, atol=0, equal_nan=True)
 
@@ -123,7 +125,7 @@ def with_threads(threads, call):
 
 @st.composite
 def sparse_batches(draw):
-    rule, dtype = draw(rules(GEOMETRIES[:4])), draw(st.sampled_from(DTYPES))
+    config, dtype = draw(configs(GEOMETRIES[:4])), draw(st.sampled_from(DTYPES))
     m, n = draw(st.sampled_from([(1, 5), (2, 1), (5, 3000), (300, 8), (300, 64), (5000, 65), (70_000, 3)]))
     count = draw(st.sampled_from([0, 1, 2, 7, 100, 5000 if n < 1000 else 100]))
     x = LAYOUTS[draw(layouts)](spread((m, n), 0, dtype))
@@ -132,17 +134,17 @@ def sparse_batches(draw):
         index = index.sort().values
     values = LAYOUTS[draw(layouts)](spread((count, n), 1, dtype)) if count else spread((0, n), 1, dtype)
     grad = torch.sparse_coo_tensor(index[None], values, x.shape, check_invariants=True)
-    return state_of([x], [grad], rule), rule
+    return state_of([x], [grad], config), config
 
 
 @given(sparse_batches())
 def test_a_sparse_step_is_that_of_torchs_operators(case):
-    batch, rule = case
+    batch, config = case
     other, alone = copied(batch), copied(batch)
     for _ in range(2):
-        fused(batch, rule)
-        with_threads(1, lambda: fused(alone, rule))
-        sparse(other, rule)
+        fused(batch, config)
+        with_threads(1, lambda: fused(alone, config))
+        sparse(other, config)
     assert_equal(batch, alone)
     assert_close(batch, other)
 
@@ -167,9 +169,9 @@ def every_half(dtype):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_step_of_length_0_leaves_every_number_of_sixteen_bits(dtype, stride):
     x = every_half(dtype).repeat_interleave(stride)[::stride]
-    rule = a_rule(Entry(), lr=0.0)
-    batch = state_of([x.clone() if stride == 1 else x], [torch.ones(2**16, dtype=dtype)], rule)
-    fused(batch, rule)
+    config = a_config(Entry(), lr=0.0)
+    batch = state_of([x.clone() if stride == 1 else x], [torch.ones(2**16, dtype=dtype)], config)
+    fused(batch, config)
     torch.testing.assert_close(batch.params[0], every_half(dtype), rtol=0, atol=0, equal_nan=True)
 
 
@@ -179,9 +181,9 @@ def test_steps_are_rounded_to_the_nearest_with_ties_to_even(dtype, columns):
     random = torch.Generator().manual_seed(columns)
     x = torch.randn(200, columns, generator=random).to(dtype)
     g = torch.randn(200, columns, generator=random).to(dtype)
-    rule = a_rule(Row(), lr=1.0, eps=0.0)
-    batch = state_of([x.clone()], [g], rule)
-    fused(batch, rule)
+    config = a_config(Row(), lr=1.0, eps=0.0)
+    batch = state_of([x.clone()], [g], config)
+    fused(batch, config)
     root = batch.statistics[0].double().sqrt().float()
     scale = (1 / root.double()).float()
     torch.testing.assert_close(batch.params[0], (x.float() - scale * g.float()).to(dtype), rtol=0, atol=0)
@@ -193,9 +195,9 @@ def test_what_is_not_finite_stays_in_its_row(value):
         x = torch.zeros(40, 70, dtype=dtype)
         g = torch.ones(40, 70, dtype=dtype)
         g[7, 33] = value
-        ways = [state_of([x.clone()], [g], a_rule(Row())) for _ in range(2)]
-        fused(ways[0], a_rule(Row()))
-        reference(ways[1], a_rule(Row()))
+        ways = [state_of([x.clone()], [g], a_config(Row())) for _ in range(2)]
+        fused(ways[0], a_config(Row()))
+        reference(ways[1], a_config(Row()))
         torch.testing.assert_close(ways[0].params, ways[1].params, rtol=0.01, atol=0, equal_nan=True)
         assert ways[0].params[0][torch.arange(40) != 7].isfinite().all()
 
@@ -203,10 +205,10 @@ def test_what_is_not_finite_stays_in_its_row(value):
 def test_stochastic_rounding_is_unbiased_and_repeats_with_the_seed():
     def rounded(seed, threads):
         x = torch.ones(1000, 257, dtype=torch.bfloat16)
-        rule = a_rule(Entry(), lr=0.3 * 2**-7, eps=0.0, stochastic_rounding=True)
-        batch = state_of([x], [torch.full_like(x, -1)], rule)
-        torch.manual_seed(seed)
-        with_threads(threads, lambda: fused(batch, rule))
+        config = a_config(Entry(), lr=0.3 * 2**-7, eps=0.0, stochastic_rounding=True)
+        batch = state_of([x], [torch.full_like(x, -1)], config)
+        batch[0].stream = seed + 1
+        with_threads(threads, lambda: fused(batch, config))
         return batch.params[0]
 
     ups = (rounded(0, 1).float() - 1) * 2**7
@@ -263,8 +265,11 @@ def test_a_compiled_step_calls_the_kernel_in_one_graph(cls):
 
 
 def test_torch_checks_the_operator():
-    batch = state_of([torch.randn(6, 4)], [torch.randn(6, 4)], a_rule(Row()))
-    arguments = (*batch, torch.tensor(0.1), [1e-10, 0.0, 0.0, 0.0], [False] * 5)
+    batch = state_of([torch.randn(6, 4)], [torch.randn(6, 4)], a_config(Row()))
+    (update,), config = batch, a_config(Row())
+    tensors = ([update.param], [update.grad], [], [update.statistics[0]], [update.step])
+    numbers = [float(number) for name, number in config.numbers.items() if name != "lr"]
+    arguments = (*tensors, [1], torch.tensor(0.1), numbers, False)
     torch.library.opcheck(torch.ops.matrix_adagrad.step.default, arguments)
 
 
@@ -283,14 +288,14 @@ def test_a_parameter_of_another_shape_than_its_state_is_refused_by_name():
     x, optimizer = stepped()
     x.data = torch.zeros(3000, 40)
     x.grad = torch.ones_like(x)
-    with pytest.raises(RuntimeError, match=r"parameter 0 has shape \(3000, 40\) and geometry row, and a state"):
+    with pytest.raises(RuntimeError, match=r"parameter 0 has shape \(3000, 40\) and geometry row, but its state"):
         optimizer.step()
 
 
 def test_a_geometry_that_is_edited_after_the_first_step_is_refused_by_name():
     _, optimizer = stepped()
     optimizer.param_groups[0]["geometry"] = "whole"
-    with pytest.raises(RuntimeError, match=r"geometry whole, and a state of shape \(4, 1\), made for others"):
+    with pytest.raises(RuntimeError, match=r"geometry whole, but its state has shape \(4, 1\), made for another"):
         optimizer.step()
 
 

@@ -73,6 +73,26 @@ def test_row_momentum_on_one_column_is_torch_adam(foreach):
     assert_same(ours, theirs, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}], ids=["native", "foreach", "reference"])
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_entry_with_nesterov_is_nadam_written_out_by_hand(options, bias_correction):
+    """Dozat's, with a constant β₁: m̂ = β₁ m_t / (1 - β₁ᵗ⁺¹) + (1 - β₁) g_t / (1 - β₁ᵗ)."""
+    options = {"betas": (0.8, 0.9), "bias_correction": bias_correction, "nesterov": True, **options}
+    (x,), _ = train(lambda params: MatrixMomentum(params, lr=0.1, geometry="entry", **options), one_matrix(), steps=5)
+    (by_hand,) = one_matrix()
+    y, m, v = by_hand.detach().clone(), 0, 0
+    for t in range(1, 6):
+        g = make_grads([by_hand], t - 1)[0]
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g.square()
+        now, following, squares = (1 - 0.8**t, 1 - 0.8 ** (t + 1), 1 - 0.9**t) if bias_correction else (1, 1, 1)
+        y -= 0.1 * (0.8 * m / following + 0.2 * g / now) / ((v / squares).sqrt() + 1e-8)
+    assert_same([x], [y], rtol=1e-12, atol=1e-14)
+
+
+def one_matrix():
+    return make_params(shapes=[(5, 3)])
+
+
 @both_paths
 def test_row_adagrad_is_algorithm_1_written_out_by_hand(foreach):
     (x,), _ = train(

@@ -188,7 +188,7 @@ def test_rules_that_cannot_be_meant(rules, error, words):
 
 
 def test_parameters_instead_of_a_model():
-    with pytest.raises(TypeError, match="model must be a module, got generator: give the model, not its parameters"):
+    with pytest.raises(TypeError, match="model must be a module, got generator: pass the model, not its parameters"):
         geometry_groups(Model().parameters())
 
 

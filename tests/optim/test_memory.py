@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Adagrad, Adam
 
+from benchmarks.measure import peak_extra_bytes
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum
-from matrix_adagrad.bench.measure import peak_extra_bytes
 from tests.optim.table import TABLE, settings
 
 every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)

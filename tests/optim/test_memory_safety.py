@@ -1,6 +1,9 @@
 """Nothing reaches the kernels that is not what it seems: parameters, gradients and state, on every step."""
 
 import copy
+import gc
+import threading
+import weakref
 
 import pytest
 import torch
@@ -187,3 +190,142 @@ def test_a_parameter_whose_entries_share_their_memory_is_not_for_the_kernels():
     x.grad = torch.ones(3, 3)
     with pytest.raises(RuntimeError, match="it has entries that share their memory"):
         RowAdaGrad([x], fused=True).step()
+
+
+# ------------------------------------------------------------------------------------ what is kept from step to step
+
+
+def freed(make):
+    """Whether what ``make`` returns a weak reference to is gone."""
+    reference = make()
+    gc.collect()
+    return reference() is None
+
+
+@every_class
+def test_gradients_are_not_kept(cls):
+    x = a_parameter()
+    optimizer = cls([x])
+
+    def step():
+        x.grad = torch.randn(6, 4)
+        gone = weakref.ref(x.grad)
+        optimizer.step()
+        x.grad = None
+        return gone
+
+    assert freed(step)
+    assert freed(step)
+
+
+@every_class
+def test_gradients_of_a_step_that_is_refused_are_not_kept(cls):
+    x = a_parameter()
+    y = Parameter(torch.randn(10, 4))
+    optimizer = cls([{"params": [x]}, {"params": [y]}])
+
+    def bad_index():
+        x.grad = torch.randn(6, 4)
+        y.grad = torch.sparse_coo_tensor(torch.tensor([[3]]), torch.ones(1, 4), (10, 4), check_invariants=True)
+        y.grad._indices()[0, 0] = 99
+        gone = weakref.ref(x.grad)
+        with pytest.raises(IndexError):
+            optimizer.step()
+        x.grad = y.grad = None
+        return gone
+
+    assert freed(bad_index)
+
+
+@every_class
+def test_a_parameter_that_is_replaced_is_not_kept(cls):
+    """As methods do that grow and prune their parameters."""
+    optimizer = cls([a_parameter()])
+    optimizer.step()
+
+    def replace():
+        old = optimizer.param_groups[0]["params"][0]
+        optimizer.state.pop(old)
+        optimizer.param_groups[0]["params"][0] = a_parameter(8)
+        gone = weakref.ref(old)
+        del old
+        optimizer.step()
+        return gone
+
+    assert freed(replace)
+
+
+def test_two_threads_never_share_a_gradient():
+    x = a_parameter(300, 200)
+    optimizer, errors = RowAdaGrad([x], lr=1e-3), []
+
+    def work():
+        try:
+            for _ in range(200):
+                x.grad = torch.ones(300, 200)
+                optimizer.step()
+        except Exception as error:  # a thread's own would only be printed
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+@every_class
+def test_a_group_that_is_edited_between_steps_is_followed(cls):
+    """As a fresh optimizer that goes on from the same state."""
+    edited, fresh = a_parameter(), None
+    optimizer = cls([edited], lr=0.1)
+    optimizer.step()
+    fresh = Parameter(edited.detach().clone())
+    fresh.grad = edited.grad.clone()
+    other = cls([fresh], lr=0.1)
+    other.load_state_dict(optimizer.state_dict())
+    options = {"lr": 0.01, "weight_decay": 0.1, "maximize": True}
+    for group in (optimizer.param_groups[0], other.param_groups[0]):
+        group.update(options)
+    for one in (optimizer, other):
+        one.step()
+    assert_bitwise([edited, *optimizer.state[edited].values()], [fresh, *other.state[fresh].values()])
+
+
+@pytest.mark.parametrize("cls", [RowAdaGrad, RowMomentum])
+def test_a_geometry_that_is_fixed_cannot_be_edited(cls):
+    x = a_parameter()
+    optimizer = cls([x])
+    optimizer.step()
+    optimizer.param_groups[0]["geometry"] = "column"
+    with pytest.raises(ValueError, match="scales by row, and a group asks for column"):
+        optimizer.step()
+
+
+class Betas(list):
+    """A list by another name, as some readers of YAML return."""
+
+
+def test_betas_that_are_edited_in_place_are_followed():
+    x = a_parameter()
+    optimizer = RowMomentum([x], betas=Betas([0.9, 0.99]), bias_correction=False)
+    optimizer.step()
+    optimizer.param_groups[0]["betas"][0] = 0.0
+    optimizer.step()
+    assert torch.equal(optimizer.state[x]["exp_avg"], x.grad)
+
+
+def test_capturable_steps_on_a_cpu_draw_new_random_numbers():
+    x, y = (Parameter(torch.ones(64, 64, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = RowAdaGrad([x, y], lr=2**-8, reduction="mean", stochastic_rounding=True, capturable=True)
+    ends = []
+    for _ in range(2):
+        for param in (x, y):
+            param.data.fill_(1.0)
+            param.grad = torch.full_like(param, -1)
+        optimizer.state.clear()
+        optimizer.step()
+        ends += [x.detach().clone(), y.detach().clone()]
+    for i, one in enumerate(ends):
+        assert all(0.4 < (one == other).float().mean() < 0.6 for other in ends[:i])

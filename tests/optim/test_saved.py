@@ -16,14 +16,14 @@ from tests.optim.training import assert_bitwise, make_params, train
 def test_a_state_of_another_width_is_refused_with_both_shapes(geometry):
     _, saved = train(lambda p: MatrixAdaGrad(p, geometry=geometry), make_params(shapes=[(10, 16)]))
     optimizer = MatrixAdaGrad(make_params(shapes=[(10, 64)]), geometry=geometry)
-    with pytest.raises(ValueError, match=r"parameter 0: .*of shape \(10, 16\), and here it has shape \(10, 64\)"):
+    with pytest.raises(ValueError, match=r"parameter 0: .*of shape \(10, 16\), but here it has shape \(10, 64\)"):
         optimizer.load_state_dict(through_a_file(saved.state_dict()))
     assert not optimizer.state
 
 
 def test_a_state_of_one_column_is_not_that_of_many():
     _, saved = train(RowAdaGrad, make_params(shapes=[(10, 1)]))
-    with pytest.raises(ValueError, match=r"of shape \(10, 1\), and here it has shape \(10, 64\)"):
+    with pytest.raises(ValueError, match=r"of shape \(10, 1\), but here it has shape \(10, 64\)"):
         RowAdaGrad(make_params(shapes=[(10, 64)])).load_state_dict(saved.state_dict())
 
 
@@ -45,7 +45,7 @@ def test_a_state_without_shapes_is_loaded_with_a_warning():
     for state in saved["state"].values():
         state.pop("shape", None)
     clone = RowAdaGrad(params)
-    with pytest.warns(UserWarning, match="does not tell the shape of parameter 0 and others"):
+    with pytest.warns(UserWarning, match="does not record the shape of parameter 0 and others"):
         clone.load_state_dict(saved)
     assert_bitwise([s["sum"] for s in clone.state.values()], [s["sum"] for s in optimizer.state.values()])
 

@@ -8,19 +8,20 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import SparseAdam
 
+from benchmarks.measure import peak_extra_bytes
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
-from matrix_adagrad.bench.measure import peak_extra_bytes
 from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole
+from matrix_adagrad.optim.step import dispatch
 from tests.optim.table import TABLE
 from tests.optim.training import assert_bitwise, assert_same, make_params, train
 
 
 @pytest.fixture(autouse=True, scope="module", params=["native", "torch"])
-def way(request):
+def backend(request):
     """Every test runs with the native kernels, where they cover the case, and with torch's operators."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr("matrix_adagrad.optim.step.way._may_be_fused", lambda _: False)
+            patch.setattr(dispatch.NATIVE, "reason_against", lambda *_: "the test asks for torch's operators")
         yield
 
 

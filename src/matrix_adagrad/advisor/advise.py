@@ -1,4 +1,4 @@
-"""Probe, race and plan, one after the other: which geometry pays for this model, and why."""
+"""Probe, race and plan: finds out which geometry pays for which parameter of a model."""
 
 from __future__ import annotations
 
@@ -11,77 +11,81 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from matrix_adagrad.advisor.candidates import FAMILIES, Candidate, by_kind, distinct, ours
-from matrix_adagrad.advisor.errors import RefusedValueError
-from matrix_adagrad.advisor.plan import Choice, Plan
-from matrix_adagrad.advisor.portrait import FIGURES, Portrait
-from matrix_adagrad.advisor.probe import Probe, Report
+from matrix_adagrad.advisor.candidates import FAMILIES, Candidate, distinct, geometries_by_layer, make_candidate
+from matrix_adagrad.advisor.errors import AdvisorValueError
+from matrix_adagrad.advisor.plan import ParameterChoice, Plan
+from matrix_adagrad.advisor.probe import Probe
+from matrix_adagrad.advisor.probe_report import ProbeReport
 from matrix_adagrad.advisor.race import SEEDS, STEPS, Progress, Race
-from matrix_adagrad.advisor.result import Outcome, Result, Standing, difference, size
+from matrix_adagrad.advisor.race_result import Outcome, RaceResult, Standing, difference
+from matrix_adagrad.advisor.summary import HEADINGS, ParameterSummary
 from matrix_adagrad.advisor.task import Task, as_task, generators_restored
 from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.text import columns, json_text, shape_text
+from matrix_adagrad.text import columns, json_text, shape_text, size
 
 __all__ = ["Advice", "advise", "by_agreement"]
 
-AGREES = 0.9  # where entries agree so well, one scale for all of them loses little
+AGREES = 0.9  # from this agreement on, sharing one scale loses little
 SHOWN = 20  # parameters in a terminal
-LOOKS = 100  # of the probe, at most, in a run
+OBSERVATIONS = 100  # of the probe, at most, in a run
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan, and the evidence for it."""
+    """A plan, and the measurements behind it."""
 
     task: str
     plan: Plan
-    probe: Report
-    race: Result
+    probe: ProbeReport
+    race: RaceResult
 
     def __str__(self) -> str:
         return "\n\n".join((self.race.table(), self.table(), self.plan.verdict))
 
     def table(self) -> str:
-        """For each matrix the geometry, and what the probe saw, for a terminal."""
+        """The geometry of each matrix, and what the probe measured, for a terminal."""
         geometries = {choice.name: choice.geometry for choice in self.plan.choices}
-        matrices = [one for one in self.probe if one.is_matrix]
-        rows = [(one.name, shape_text(one.shape), geometries[one.name], *one.figures) for one in matrices[:SHOWN]]
+        matrices = [parameter for parameter in self.probe if parameter.is_matrix]
+        rows = [
+            (matrix.name, shape_text(matrix.shape), geometries[matrix.name], *matrix.table_row)
+            for matrix in matrices[:SHOWN]
+        ]
         more = f"\n… and {len(matrices) - SHOWN} more matrices" if len(matrices) > SHOWN else ""
-        return columns(("parameter", "shape", "geometry", *FIGURES), rows, left=(0, 1, 2)) + more
+        return columns(("parameter", "shape", "geometry", *HEADINGS), rows, left=(0, 1, 2)) + more
 
     def to_json(self) -> str:
-        """The text of a JSON file, with all numbers."""
-        found = {
+        """All numbers as JSON."""
+        numbers = {
             "task": self.task,
             "plan": self.plan.to_dict(),
             "race": self.race.to_dict(),
             "probe": self.probe.to_dict(),
         }
-        return json_text(found)
+        return json_text(numbers)
 
 
 def advise(
     task: Task | tuple[Any, ...],
     *,
     families: Iterable[str] = tuple(FAMILIES),
-    present: Candidate | None = None,
+    baseline: Candidate | None = None,
     steps: int = STEPS,
     seeds: int = SEEDS,
     progress: Progress | None = None,
 ) -> Advice:
-    """Measure a model, race the geometries on it, and make a plan.
+    """Measure a model's gradients, race geometries on it, and make a plan.
 
-    The first in the race is one scale for each entry. The probe looks on at its best run, and what it sees makes one
-    more candidate, with a geometry for each parameter; another one takes those that `geometry_groups` gives by the kind
-    of layer. The plan is that of the candidate with the least state among those that are level with the best.
+    One scale per entry races first. The probe observes its best run, and its measurements make one more candidate, with
+    a geometry for each parameter; another has the geometries that `geometry_groups` chooses by the kind of layer. The
+    plan takes the candidate with the least state among those that are level with the best.
 
     Args:
         task: the model, its loss and its batches: a `Task`, or the tuple of its first arguments.
-        families: the update rules that take part: ``"adagrad"``, ``"momentum"``.
-        present: the optimizer that you use now; by default the task's.
-        steps: of a run.
-        seeds: how many runs each candidate is judged by, from 2 to 15.
-        progress: called with the number of steps that are done, the number of all steps, and what is going on.
+        families: the update rules to try: ``"adagrad"``, ``"momentum"``, or both.
+        baseline: the optimizer that you use now; by default the task's.
+        steps: the number of steps of a run.
+        seeds: the number of runs of each candidate, from 2 to 15.
+        progress: called with the number of steps done, the total, and what is running.
 
     Example:
         >>> import torch
@@ -98,114 +102,124 @@ def advise(
     """
     task = as_task(task, "task must be")
     families = [families] if isinstance(families, str) else list(families)
-    present = present or task.present
+    baseline = baseline or task.baseline
     if not families:
-        raise RefusedValueError(f"families is empty: give one of {', '.join(map(repr, FAMILIES))}, or both")
+        raise AdvisorValueError(f"families must name at least one of {', '.join(map(repr, FAMILIES))}, got none")
     with generators_restored():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
-        everybody = race.everybody(families)
-        kinds = by_kind(task.start(0))
-        entered = distinct([*everybody, *(ours("by kind", family, kinds) for family in families)])
-        if present is not None:
-            entered.append(present)
-        race.expect(entered)
-        entries = [one for one in entered if one.name.startswith("entry ")]
-        outcomes = [race.train(one) for one in entries]
-        report = _probed(race, min(outcomes, key=lambda one: one.score))
-        more = distinct([*entered, *(ours("by probe", family, by_agreement(report)) for family in families)])
-        race.expect(more[len(entered) :])
-        outcomes += [race.train(one) for one in more if one not in entries]
-        result = race.result(outcomes, present.name if present else None)
+        uniform = race.uniform_candidates(families)
+        by_layer = geometries_by_layer(race.initial_model(0))
+        entered = distinct([*uniform, *(make_candidate("by kind", family, by_layer) for family in families)])
+        if baseline is not None:
+            entered.append(baseline)
+        race.enter(entered)
+        first = [candidate for candidate in entered if candidate.name.startswith("entry ")]
+        outcomes = [race.train(candidate) for candidate in first]
+        report = _probed(race, min(outcomes, key=lambda outcome: outcome.score))
+        by_probe = by_agreement(report)
+        candidates = distinct([*entered, *(make_candidate("by probe", family, by_probe) for family in families)])
+        race.enter(candidates[len(entered) :])
+        outcomes += [race.train(candidate) for candidate in candidates if candidate not in first]
+        result = race.result(outcomes, baseline.name if baseline else None)
         return Advice(task.name, make_plan(result, report), report, result)
 
 
-def by_agreement(report: Report) -> dict[str, Geometry]:
-    """For each parameter the fewest scales whose entries agree well."""
-    return {one.name: as_geometry(_agreeing(one)) for one in report}
+def by_agreement(report: ProbeReport) -> dict[str, Geometry]:
+    """For each parameter, the geometry with the fewest scales among those in which scales agree well."""
+    return {parameter.name: as_geometry(_agreeing(parameter)) for parameter in report}
 
 
-def _agreeing(one: Portrait) -> str:
-    if not one.is_matrix:
+def _agreeing(parameter: ParameterSummary) -> str:
+    if not parameter.is_matrix:
         return "entry"
-    fewest_first = sorted(("row", "column", "entry"), key=lambda name: as_geometry(name).scales(one.shape))
-    return next((name for name in fewest_first if one.agreement[name] >= AGREES), "entry")
+    fewest_first = sorted(("row", "column", "entry"), key=lambda name: as_geometry(name).scales(parameter.shape))
+    return next((name for name in fewest_first if parameter.agreement[name] >= AGREES), "entry")
 
 
-def make_plan(result: Result, report: Report) -> Plan:
-    """The plan of the race's choice, with the race's and the probe's reasons."""
+def make_plan(result: RaceResult, report: ProbeReport) -> Plan:
+    """The plan of the candidate that the race chose, with reasons from the probe."""
     chosen = result.chosen
     candidate = chosen.outcome.candidate
     assert candidate.geometries is not None
     names = {name: str(geometry) for name, geometry in candidate.geometries.items()}
-    choices = [Choice(one.name, one.shape, names[one.name], reason(one, names[one.name])) for one in report]
+    choices = [
+        ParameterChoice(
+            parameter.name, parameter.shape, names[parameter.name], reason(parameter, names[parameter.name])
+        )
+        for parameter in report
+    ]
     return Plan(candidate.family, chosen.outcome.lr, tuple(choices), verdict(result))
 
 
-def reason(one: Portrait, geometry: str) -> str:
-    """What the probe has to say about a choice."""
-    if not one.gradients["whole"]:
-        return "no gradient was seen"
-    if geometry == "entry" and not one.is_matrix:
-        return "it has no rows and columns to choose from"
+def reason(parameter: ParameterSummary, geometry: str) -> str:
+    """What the probe's measurements say about a choice."""
+    agreement = parameter.agreement
+    if not parameter.gradient_norm["whole"]:
+        return "no gradient was observed"
+    if geometry == "entry" and not parameter.is_matrix:
+        return "a vector: it has no rows or columns"
     if geometry == "entry":
-        best = max(("row", "column"), key=lambda name: one.agreement[name])
-        agree = f"the scales inside a {best} agree to {one.agreement[best]:.2f}"
-        return f"entries differ: {agree}" if one.agreement[best] < AGREES else f"{agree}, but the race is for entries"
-    if geometry not in one.agreement:
-        return "by the kind of its layer"  # a batch of matrices: the probe has no figures for its geometry
-    where = {"row": "inside a row", "column": "inside a column", "whole": "in it"}[geometry]
-    silent = {"row": one.rows.silent, "column": one.columns.silent}.get(geometry, 0.0)
-    found = [f"scales {where} agree to {one.agreement[geometry]:.2f}"]
-    found += ["which is little, but the race shows no loss"] * (one.agreement[geometry] < AGREES)
-    found += [f"{silent:.0%} of the {geometry}s have no gradient at a step"] * (silent >= 0.01)
-    return ", ".join(found)
+        best = max(("row", "column"), key=lambda name: agreement[name])
+        agree = f"scales inside a {best} agree to {agreement[best]:.2f}"
+        return (
+            f"entries differ: {agree}" if agreement[best] < AGREES else f"{agree}, but one scale per entry raced better"
+        )
+    if geometry not in agreement:
+        return "by the kind of its layer"  # a batch of matrices: the probe does not measure its geometry
+    where = {"row": "inside a row", "column": "inside a column", "whole": "of the whole parameter"}[geometry]
+    inactive = {"row": parameter.rows.inactive, "column": parameter.columns.inactive}.get(geometry, 0.0)
+    reasons = [f"scales {where} agree to {agreement[geometry]:.2f}"]
+    reasons += ["which is low, but the race shows no loss"] * (agreement[geometry] < AGREES)
+    reasons += [f"{inactive:.0%} of the {geometry}s have no gradient at a step"] * (inactive >= 0.01)
+    return ", ".join(reasons)
 
 
-def verdict(result: Result) -> str:
-    """What the race has shown, in a sentence or two."""
+def verdict(result: RaceResult) -> str:
+    """The result of the race in a few sentences."""
     chosen, best = result.chosen, result.best
-    said = [f"Use “{chosen.name}” with lr {chosen.outcome.lr:.2g}: {_standing(chosen, best)}."]
-    entry = next((one for one in result.standings if one.name == f"entry {chosen.outcome.candidate.family}"), None)
+    sentences = [f"Use “{chosen.name}” with lr {chosen.outcome.lr:.2g}: {_standing(chosen, best)}."]
+    reference = f"entry {chosen.outcome.candidate.family}"
+    entry = next((standing for standing in result.standings if standing.name == reference), None)
     if entry is not None and chosen.state_bytes < entry.state_bytes:
         states = size(chosen.state_bytes), size(entry.state_bytes)
-        said.append("Its state takes {}, and {} with one scale for each entry.".format(*states))
-    if result.present is not None:
-        said.append(_present(result[result.present], chosen))
+        sentences.append("Its state takes {}; one scale per entry takes {}.".format(*states))
+    if result.baseline is not None:
+        sentences.append(_baseline(result[result.baseline], chosen))
     if chosen.outcome.is_at_edge:
-        said.append("Its learning rate is at the edge of those that were tried: a better one may lie beyond.")
+        sentences.append("Its learning rate is at the end of its grid: a better one may lie beyond.")
     if not result.seeds_differ:
-        said.append("All seeds gave the same run, so that intervals mean nothing: let batches depend on the seed.")
-    return " ".join(said)
+        sentences.append("All seeds gave the same run, so the intervals mean nothing: let batches depend on the seed.")
+    return " ".join(sentences)
 
 
-def _present(now: Standing, chosen: Standing) -> str:
-    """How the present optimizer stands to the chosen one."""
-    said = f"{now.name}, which you use now, with {size(now.state_bytes)} of state,"
-    if math.isinf(now.outcome.score):
-        return f"{said} failed."
-    apart = difference(now.outcome, chosen.outcome)
-    if apart.low <= 0 <= apart.high:
-        return f"{said} may be better or worse: the difference is {apart}."
-    return f"{said} ends {'above' if apart.mean > 0 else 'below'} it by {apart}."
+def _baseline(baseline: Standing, chosen: Standing) -> str:
+    """The baseline compared with the chosen candidate."""
+    subject = f"{baseline.name}, which you use now, with {size(baseline.state_bytes)} of state,"
+    if math.isinf(baseline.outcome.score):
+        return f"{subject} failed."
+    behind = difference(baseline.outcome, chosen.outcome)
+    if behind.low <= 0 <= behind.high:
+        return f"{subject} may be better or worse: its loss differs by {behind}."
+    return f"{subject} ends {'above' if behind.mean > 0 else 'below'} it by {behind}."
 
 
 def _standing(chosen: Standing, best: Standing) -> str:
     if chosen is best:
-        return "it came out best"
+        return "it has the lowest loss"
     if chosen.verdict == "no difference":
-        return f"no difference from the best, {best.name}, was seen ({chosen.difference})"
+        return f"it shows no difference from the best, {best.name} ({chosen.difference})"
     if chosen.is_level:
-        return f"within 1 % of the loss of the best, {best.name} ({chosen.difference})"
-    return f"it is behind the best, {best.name}, by {chosen.difference}, but that is no optimizer of this package"
+        return f"it is within 1 % of the loss of the best, {best.name} ({chosen.difference})"
+    return f"it is the best of this package, behind {best.name} by {chosen.difference}"
 
 
-def _probed(race: Race, outcome: Outcome) -> Report:
+def _probed(race: Race, outcome: Outcome) -> ProbeReport:
     probes = []
 
-    def watch(model: nn.Module, optimizer: Optimizer) -> AbstractContextManager[Any]:
-        probes.append(Probe(model, optimizer, every=math.ceil(race.steps / LOOKS)))
+    def observer(model: nn.Module, optimizer: Optimizer) -> AbstractContextManager[Any]:
+        probes.append(Probe(model, optimizer, every=math.ceil(race.steps / OBSERVATIONS)))
         return probes[0]
 
-    race.watched(outcome, watch)
-    report: Report = probes[0].report()
+    race.repeat(outcome, observer)
+    report: ProbeReport = probes[0].report()
     return report

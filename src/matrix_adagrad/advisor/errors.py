@@ -1,21 +1,21 @@
-"""What the advisor itself refuses, so that it can be told from errors of the code that it runs."""
+"""Errors of the advisor itself, as opposed to errors of the code that it runs."""
 
 from __future__ import annotations
 
-__all__ = ["AstrayError", "RefusedError", "RefusedTypeError", "RefusedValueError"]
+__all__ = ["AdvisorError", "AdvisorTypeError", "AdvisorValueError", "NothingTrainedError"]
 
 
-class RefusedError(Exception):
-    """A check of the advisor's own has failed; the message says all there is to say."""
+class AdvisorError(Exception):
+    """A check of the advisor failed. The message is all that a user needs: no traceback."""
 
 
-class RefusedTypeError(RefusedError, TypeError):
-    """What was given is of another kind than what it takes."""
+class AdvisorTypeError(AdvisorError, TypeError):
+    """An argument, or what a function of the task returned, has the wrong type."""
 
 
-class RefusedValueError(RefusedError, ValueError):
-    """What was given is of the right kind, but cannot be used."""
+class AdvisorValueError(AdvisorError, ValueError):
+    """An argument, or what a function of the task returned, has the right type but cannot be used."""
 
 
-class AstrayError(RefusedError, RuntimeError):
+class NothingTrainedError(AdvisorError, RuntimeError):
     """No candidate trained the model."""

@@ -1,4 +1,4 @@
-"""A plan: which geometry for which parameter, and why; with which optimizer and rate. A file that people can read."""
+"""A plan: a geometry for each parameter and the reason for it, an optimizer and a learning rate, in a readable file."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from matrix_adagrad.advisor.candidates import FAMILIES, make_groups, trained
+from matrix_adagrad.advisor.candidates import FAMILIES, make_groups, trainable_parameters
 from matrix_adagrad.files import write
 from matrix_adagrad.geometry import Blocks, Geometry, as_geometry
 from matrix_adagrad.optim.groups import unwrapped
 from matrix_adagrad.text import columns, json_text, shape_text
 
-__all__ = ["Choice", "Plan"]
+__all__ = ["ParameterChoice", "Plan"]
 
 BETAS = (0.9, 0.999)
 YAML = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ParameterChoice:
     """The geometry of one parameter, as text (``"row"``, ``"Blocks(rows=3)"``), and the reason for it."""
 
     name: str
@@ -47,19 +47,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which geometry for which parameter.
+    """A geometry for each parameter, an optimizer and a learning rate.
 
     Args:
         family: the update rule: ``"adagrad"`` for `MatrixAdaGrad`, ``"momentum"`` for `MatrixMomentum`.
-        lr: the learning rate that the race chose, for squares that are averaged (``reduction="mean"``).
+        lr: the learning rate that the race chose, for ``reduction="mean"``.
         choices: one for each parameter.
-        verdict: what the race has shown, in a sentence.
+        verdict: the result of the race, in a few sentences.
 
     Example:
         >>> from torch import nn
         >>> from matrix_adagrad import MatrixAdaGrad
-        >>> from matrix_adagrad.advisor import Choice, Plan
-        >>> plan = Plan("adagrad", 0.1, (Choice("weight", (1000, 8), "row", "level with entry, less state"),))
+        >>> from matrix_adagrad.advisor import ParameterChoice, Plan
+        >>> plan = Plan("adagrad", 0.1, (ParameterChoice("weight", (1000, 8), "row", "level with entry, less state"),))
         >>> model = nn.Embedding(1000, 8)
         >>> optimizer = MatrixAdaGrad(plan.groups(model), lr=plan.lr)
         >>> optimizer.param_groups[0]["geometry"], optimizer.param_groups[0]["reduction"]
@@ -68,7 +68,7 @@ class Plan:
 
     family: str
     lr: float
-    choices: tuple[Choice, ...]
+    choices: tuple[ParameterChoice, ...]
     verdict: str = ""
 
     def __post_init__(self) -> None:
@@ -84,29 +84,31 @@ class Plan:
             ValueError: if the model has other parameters than the plan; it says which.
         """
         if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
+            raise TypeError(
+                f"model must be an nn.Module, got {type(model).__name__}: give the model, not its parameters"
+            )
         self._check(model)
         groups = make_groups(model, {choice.name: choice.value for choice in self.choices})
-        if self.family == "momentum":  # which MatrixAdaGrad refuses: the learning rate is not meant for it
+        if self.family == "momentum":  # MatrixAdaGrad refuses these, as the learning rate is not for it
             groups = [{**group, "betas": BETAS} for group in groups]
         return groups
 
     def optimizer(self, model: nn.Module, **options: Any) -> Optimizer:
-        """The optimizer of the plan for this model; ``options`` are those of its class, ``lr`` too."""
+        """The optimizer of the plan for this model; ``options`` are passed on to its class, and may override ``lr``."""
         make: Any = FAMILIES[self.family].optimizer
         made: Optimizer = make(self.groups(model), **{"lr": self.lr, **options})
         return made
 
     def _check(self, model: nn.Module) -> None:
-        planned, there = {choice.name: choice.shape for choice in self.choices}, trained(model)
+        planned, params = {choice.name: choice.shape for choice in self.choices}, trainable_parameters(model)
         frozen = {name for name, param in unwrapped(model).named_parameters() if not param.requires_grad}
         differences = [
-            f"{name} is {'frozen' if name in frozen else 'not'} in the model" for name in planned if name not in there
+            f"{name} is {'frozen' if name in frozen else 'not'} in the model" for name in planned if name not in params
         ]
-        differences += [f"{name} is not in the plan" for name in there if name not in planned]
+        differences += [f"{name} is not in the plan" for name in params if name not in planned]
         differences += [
-            f"{name} has shape {tuple(param.shape)}, and {planned[name]} in the plan"
-            for name, param in there.items()
+            f"{name} has shape {tuple(param.shape)} in the model, and {planned[name]} in the plan"
+            for name, param in params.items()
             if name in planned and tuple(param.shape) != planned[name]
         ]
         if differences:
@@ -115,7 +117,7 @@ class Plan:
 
     @property
     def scales(self) -> int:
-        """How many numbers of statistics it needs."""
+        """The number of scales that it keeps."""
         return sum(choice.value.scales(choice.shape) for choice in self.choices)
 
     def __str__(self) -> str:
@@ -123,32 +125,35 @@ class Plan:
 
     def table(self) -> str:
         """The choices, for a terminal."""
-        rows = [(one.name, shape_text(one.shape), one.geometry, one.reason) for one in self.choices]
+        rows = [(choice.name, shape_text(choice.shape), choice.geometry, choice.reason) for choice in self.choices]
         return columns(("parameter", "shape", "geometry", "why"), rows, left=(0, 1, 2, 3))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON and YAML."""
         parameters = {
-            one.name: {"geometry": one.geometry, "shape": list(one.shape), "reason": one.reason} for one in self.choices
+            choice.name: {"geometry": choice.geometry, "shape": list(choice.shape), "reason": choice.reason}
+            for choice in self.choices
         }
         return {"family": self.family, "lr": self.lr, "verdict": self.verdict, "parameters": parameters}
 
     @classmethod
-    def from_dict(cls, found: Any) -> Plan:
+    def from_dict(cls, content: Any) -> Plan:
         """The plan that `to_dict` wrote, perhaps edited since."""
-        if not isinstance(found, dict) or not isinstance(found.get("parameters"), dict):
-            raise ValueError("plan: it needs family, lr and parameters")
-        missing = [key for key in ("family", "lr") if key not in found]
-        unknown = [key for key in found if key not in ("family", "lr", "verdict", "parameters")]
+        if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
+            raise ValueError("plan: it must have family, lr and parameters")
+        missing = [key for key in ("family", "lr") if key not in content]
+        unknown = [key for key in content if key not in ("family", "lr", "verdict", "parameters")]
         if missing or unknown:
             said = [f"{key} is missing" for key in missing] + [f"{key} is not known" for key in unknown]
             raise ValueError(f"plan: {'; '.join(said)}")
         choices = []
-        for name, one in found["parameters"].items():
-            if not isinstance(one, dict) or "geometry" not in one or "shape" not in one:
-                raise ValueError(f"plan: {name} needs a geometry and a shape, got {one!r}")
-            choices.append(Choice(str(name), tuple(one["shape"]), one["geometry"], one.get("reason", "")))
-        return cls(found["family"], found["lr"], tuple(choices), found.get("verdict", ""))
+        for name, choice in content["parameters"].items():
+            if not isinstance(choice, dict) or "geometry" not in choice or "shape" not in choice:
+                raise ValueError(f"plan: {name} needs a geometry and a shape, got {choice!r}")
+            choices.append(
+                ParameterChoice(str(name), tuple(choice["shape"]), choice["geometry"], choice.get("reason", ""))
+            )
+        return cls(content["family"], content["lr"], tuple(choices), content.get("verdict", ""))
 
     def save(self, path: Path | str) -> Path:
         """Write the plan, as YAML if the name ends in ``.yaml`` or ``.yml``, else as JSON."""
@@ -161,7 +166,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path | str) -> Plan:
-        """Read a plan that `save` wrote, or a person."""
+        """Read a plan that was saved, or written by hand."""
         path = Path(path)
         text = path.read_text(encoding="utf-8")
         try:
@@ -173,13 +178,13 @@ class Plan:
 
 
 def _geometry(text: str) -> Geometry:
-    """A geometry from the text that one would write for it."""
+    """A geometry from its text."""
     if isinstance(text, str) and text.startswith("Blocks("):
         try:
             call = ast.parse(text, mode="eval").body
             assert isinstance(call, ast.Call)
             assert not call.args
-            return Blocks(**{str(one.arg): ast.literal_eval(one.value) for one in call.keywords})
+            return Blocks(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
         except (AssertionError, SyntaxError):
             raise ValueError(f"{text!r} is not a geometry: write Blocks(rows=3), for example") from None
     return as_geometry(text)
@@ -189,5 +194,5 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError:
-        raise ImportError("YAML needs PyYAML: pip install pyyaml, or take .json") from None
+        raise ImportError("a .yaml plan needs PyYAML: pip install pyyaml, or use .json") from None
     return yaml

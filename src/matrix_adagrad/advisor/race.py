@@ -1,4 +1,4 @@
-"""Short runs from the same start on the same batches, one candidate beside the other, with the same budget for each."""
+"""Races candidates: short runs on the same initializations and batches, with the same tuning budget for each."""
 
 from __future__ import annotations
 
@@ -13,24 +13,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
-from matrix_adagrad.advisor.candidates import FAMILIES, UNIFORM, Candidate, distinct, ours, uniform
-from matrix_adagrad.advisor.errors import RefusedTypeError, RefusedValueError
-from matrix_adagrad.advisor.result import Outcome, Result, Run
+from matrix_adagrad.advisor.candidates import (
+    FAMILIES,
+    UNIFORM,
+    Candidate,
+    distinct,
+    make_candidate,
+    trainable_parameters,
+    uniform_geometries,
+)
+from matrix_adagrad.advisor.errors import AdvisorTypeError, AdvisorValueError
+from matrix_adagrad.advisor.race_result import Outcome, RaceResult, Run
 from matrix_adagrad.advisor.task import Batches, Task, generators_restored
+from matrix_adagrad.text import shape_text
+from matrix_adagrad.torch_private import tree_leaves
 
 __all__ = ["Race", "race"]
 
-RUNGS = 3  # all learning rates for an eighth of the steps, the better half for a quarter, and half of those for half
-STEPS, SEEDS = 200, 5  # of a run, and for each candidate, if nothing else is said
+RUNGS = 3  # all learning rates for 1/8 of the steps, the better half for 1/4, and half of those for 1/2
+STEPS, SEEDS = 200, 5  # defaults: steps of a run, and runs of each candidate
 ALLOWED_STEPS, ALLOWED_SEEDS = range(2 ** (RUNGS + 1), 10**9), range(2, 16)
-TIMED = 15  # steps
-SAME = 1e-3  # runs of one seed must start with the same loss, up to rounding
-TOGETHER = 1 << 30  # bytes of states that may be there at once when steps are timed
+TIMED = 15  # steps to time
+SAME = 1e-3  # relative tolerance of the first loss between runs of a seed
+STATE_LIMIT = 1 << 30  # bytes of optimizer state to hold at once when steps are timed
 
-Progress = Callable[[int, int, str], None]  # steps that are done, of how many, and what is going on
-Watch = Callable[[nn.Module, Optimizer], AbstractContextManager[Any]]
+Progress = Callable[[int, int, str], None]  # steps done, steps in total, and what is running
+Observer = Callable[[nn.Module, Optimizer], AbstractContextManager[Any]]
 
 
 def race(
@@ -40,26 +49,26 @@ def race(
     *,
     held_out: Iterable[Any] | None = None,
     candidates: Sequence[Candidate] | None = None,
-    present: Candidate | None = None,
+    baseline: Candidate | None = None,
     steps: int = STEPS,
     seeds: int = SEEDS,
     progress: Progress | None = None,
-) -> Result:
+) -> RaceResult:
     """Train short runs with each candidate, and compare them.
 
-    Every candidate tries the same number of learning rates by successive halving, on seeds that are used for nothing
-    else, and then trains with its best rate on other seeds, where all have the same starts and the same batches.
+    Every candidate is tuned over its grid of learning rates by successive halving, on seeds that are used for nothing
+    else. It then trains with its best rate on further seeds, on the same initializations and batches as all others.
 
     Args:
-        make_model: as in `Task`, and so are the next three.
+        make_model: as in `Task`, like the next three.
         loss: takes the model and a batch.
-        batches: an iterable of batches, or a function from the seed to one.
-        held_out: batches that runs are judged by.
-        candidates: who takes part; by default row, column, entry and whole, with AdaGrad and with momentum.
-        present: the optimizer that you use now, to be compared with all the others.
-        steps: of a run.
-        seeds: how many runs each candidate's result is of, from 2 to 15.
-        progress: called with the number of steps that are done, the number of all steps, and what is going on.
+        batches: an iterable of batches, or a function of the seed that returns one.
+        held_out: batches to score runs on.
+        candidates: by default row, column, entry and whole, each with AdaGrad and with momentum.
+        baseline: the optimizer that you use now, as one more candidate.
+        steps: the number of steps of a run.
+        seeds: the number of runs of each candidate, from 2 to 15.
+        progress: called with the number of steps done, the total, and what is running.
 
     Example:
         >>> import torch
@@ -78,104 +87,129 @@ def race(
     """
     task = Task(make_model, loss, batches, held_out)
     with generators_restored():
-        one = Race(task, steps=steps, seeds=seeds, progress=progress)
-        return one.run(candidates if candidates is not None else one.everybody(), present)
+        racing = Race(task, steps=steps, seeds=seeds, progress=progress)
+        return racing.run(candidates if candidates is not None else racing.uniform_candidates(), baseline)
 
 
 class Race:
-    """A race in parts, for who wants to decide on the way who else takes part.
+    """A race in steps, to decide between them which candidates to add.
 
-    The arguments are those of `race`, and ``first``: learning rates are chosen on this seed and the next one, and the
-    others follow.
+    The arguments are those of `race`, and ``first_seed``: learning rates are tuned on this seed and the next, and the
+    runs that count use the seeds after those.
     """
 
     def __init__(
-        self, task: Task, *, steps: int = STEPS, seeds: int = SEEDS, first: int = 0, progress: Progress | None = None
+        self,
+        task: Task,
+        *,
+        steps: int = STEPS,
+        seeds: int = SEEDS,
+        first_seed: int = 0,
+        progress: Progress | None = None,
     ) -> None:
         for name, value, allowed in (("steps", steps, ALLOWED_STEPS), ("seeds", seeds, ALLOWED_SEEDS)):
             if value not in allowed:
-                raise RefusedValueError(f"{name} must be from {allowed[0]} to {allowed[-1]:,}, got {value}")
-        self.task, self.steps, self.seeds = task, steps, range(first + 2, first + 2 + seeds)
-        self.tuning = (first, first + 1)
+                raise AdvisorValueError(f"{name} must be from {allowed[0]} to {allowed[-1]:,}, got {value}")
+        self.task, self.steps, self.seeds = task, steps, range(first_seed + 2, first_seed + 2 + seeds)
+        self.tuning_seeds = (first_seed, first_seed + 1)
         self.done, self.total = 0, 0
-        self._starts: dict[int, float] = {}  # what the untrained model of a seed is judged by
-        self._first: dict[int, float] = {}  # the loss of its first batch
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the model's parameters
+        self._initial_scores: dict[int, float] = {}  # of the untrained model, by seed
+        self._first_losses: dict[int, float] = {}  # on the first batch, by seed
         self._progress = progress or (lambda *_: None)
 
-    def everybody(self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM) -> list[Candidate]:
-        """One geometry for the whole model, for each geometry and family."""
-        model = self.task.start(0)
+    def uniform_candidates(
+        self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM
+    ) -> list[Candidate]:
+        """A candidate for each geometry and family, with that geometry for the whole model."""
+        model = self.initial_model(0)
         names = list(names)
-        return distinct(ours(name, family, uniform(model, name)) for family in families for name in names)
+        return distinct(
+            make_candidate(name, family, uniform_geometries(model, name)) for family in families for name in names
+        )
 
-    def run(self, candidates: Sequence[Candidate], present: Candidate | None = None) -> Result:
-        """Tune and train all of them, and measure what a step costs."""
-        entered = [*candidates, *([present] if present is not None else [])]
-        self.expect(entered)
-        outcomes = [self.train(one) for one in entered]
-        return self.result(outcomes, present.name if present else None)
+    def run(self, candidates: Sequence[Candidate], baseline: Candidate | None = None) -> RaceResult:
+        """Tune and train all candidates, and measure what their steps cost."""
+        entered = [*candidates, *([baseline] if baseline is not None else [])]
+        self.enter(entered)
+        outcomes = [self.train(candidate) for candidate in entered]
+        return self.result(outcomes, baseline.name if baseline else None)
 
-    def expect(self, candidates: Sequence[Candidate]) -> None:
-        """Count the steps that these candidates will take, for the progress."""
-        for one in candidates:
-            if not isinstance(one, Candidate):
-                raise RefusedTypeError(f"who takes part must be a Candidate of the advisor's, got {type(one).__name__}")
-        names = [one.name for one in candidates]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise RefusedValueError(
-                f"candidates need names of their own, and these are there twice: {', '.join(twice)}"
-            )
-        self.total += sum(self._cost(one) for one in candidates)
+    def enter(self, candidates: Sequence[Candidate]) -> None:
+        """Check candidates before they train, and add their steps to the total of the progress."""
+        for candidate in candidates:
+            if not isinstance(candidate, Candidate):
+                kind = type(candidate).__name__
+                raise AdvisorTypeError(f"candidates, and baseline, must be advisor.Candidate, got {kind}")
+        names = [candidate.name for candidate in candidates]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise AdvisorValueError(f"names of candidates must differ, and these are repeated: {', '.join(repeated)}")
+        self.total += sum(self._cost(candidate) for candidate in candidates)
 
     def train(self, candidate: Candidate) -> Outcome:
-        """Choose a learning rate, and train with it on other seeds than those that it was chosen on."""
+        """Tune the learning rate, and train with the best one on further seeds."""
         rungs: list[dict[float, float]] = []
         lrs = candidate.lrs
         for rung in range(RUNGS):
             rungs.append({lr: self._try(candidate, lr, rung) for lr in lrs})
             best_first = sorted(lrs, key=lambda lr: rungs[-1][lr])
             lrs = tuple(sorted(best_first[: _halved(len(lrs))]))
-        for lr in candidate.beside(best_first[0]):  # the last rung once more, half a step aside
+        for lr in candidate.halfway_to_neighbours(best_first[0]):  # refine the last rung by half a step
             rungs[-1][lr] = self._try(candidate, lr, RUNGS - 1)
         lr = min(rungs[-1], key=lambda lr: rungs[-1][lr])
-        start = self._starts[self.tuning[0]]
-        return Outcome(candidate, lr, start, tuple(rungs), self.runs(candidate, lr))
+        initial_score = self._initial_scores[self.tuning_seeds[0]]
+        return Outcome(candidate, lr, initial_score, tuple(rungs), self.runs(candidate, lr))
 
     def runs(self, candidate: Candidate, lr: float) -> tuple[Run, ...]:
-        """Full runs with this learning rate, one for each seed."""
+        """One full run per seed with this learning rate."""
         return tuple(self._train(candidate, lr, seed, self.steps, f"seed {seed}") for seed in self.seeds)
 
-    def result(self, outcomes: Sequence[Outcome], present: str | None = None) -> Result:
-        """All that is known in the end, with the time and the memory of each candidate's steps."""
-        return Result.of(outcomes, _costs(self.task, [one.candidate for one in outcomes]), self.steps, present)
+    def result(self, outcomes: Sequence[Outcome], baseline: str | None = None) -> RaceResult:
+        """The result of the race, with the time and the memory of each candidate's steps."""
+        costs = _costs(self.task, self.initial_model(0), [outcome.candidate for outcome in outcomes])
+        return RaceResult.of(outcomes, costs, self.steps, baseline)
 
-    def watched(self, outcome: Outcome, watch: Watch) -> None:
-        """The first of the runs with the chosen learning rate once more, with somebody looking on."""
+    def repeat(self, outcome: Outcome, observer: Observer) -> None:
+        """Repeat the first of an outcome's runs inside the observer's context."""
         self.total += self.steps
-        self._train(outcome.candidate, outcome.lr, self.seeds[0], self.steps, "the probe looks on", watch)
+        self._train(outcome.candidate, outcome.lr, self.seeds[0], self.steps, "with the probe", observer)
 
     def _try(self, candidate: Candidate, lr: float, rung: int) -> float:
-        """The score of a learning rate; the last rung, which decides, is run on two seeds."""
-        seeds = self.tuning if rung == RUNGS - 1 else self.tuning[:1]
+        """The score of a learning rate; the last rung, which decides, uses two seeds."""
+        seeds = self.tuning_seeds if rung == RUNGS - 1 else self.tuning_seeds[:1]
         runs = [self._train(candidate, lr, seed, self._steps(rung), f"lr {lr:.2g}") for seed in seeds]
         return statistics.fmean(run.score for run in runs)
 
     def _train(
-        self, candidate: Candidate, lr: float, seed: int, steps: int, what: str, watch: Watch | None = None
+        self, candidate: Candidate, lr: float, seed: int, steps: int, what: str, observer: Observer | None = None
     ) -> Run:
         self._progress(self.done, self.total, f"{candidate.name}, {what}")
-        if seed not in self._starts:
-            self._starts[seed] = judge_start(self.task, seed)
-        run = train(self.task, lambda model: candidate.make(model, lr), seed, steps, watch)
-        first = self._first.setdefault(seed, run.losses[0])
+        if seed not in self._initial_scores:
+            self._initial_scores[seed] = initial_score(self.task, self.initial_model(seed), seed)
+        model = self.initial_model(seed)
+        run = train(self.task, model, candidate.make(model, lr), seed, steps, observer)
+        first = self._first_losses.setdefault(seed, run.losses[0])
         if not math.isclose(run.losses[0], first, rel_tol=SAME, abs_tol=1e-30) and math.isfinite(first):
-            raise RefusedValueError(
-                f"two runs of seed {seed} start with the losses {first:g} and {run.losses[0]:g}: the model or the "
-                "batches depend on something else than the seed, and runs cannot be compared"
+            raise AdvisorValueError(
+                f"two runs with seed {seed} start with the losses {first:g} and {run.losses[0]:g}, so they cannot be "
+                "compared: let the model and the batches depend on the seed alone"
             )
         self.done += steps
         return run
+
+    def initial_model(self, seed: int) -> nn.Module:
+        """The untrained model of a seed; an error if its parameters are not those of the models before."""
+        model = self.task.start(seed)
+        shapes = {name: tuple(param.shape) for name, param in trainable_parameters(model).items()}
+        self._shapes = self._shapes or shapes
+        if shapes != self._shapes:
+            name = min(name for name in shapes | self._shapes if shapes.get(name) != self._shapes.get(name))
+            now, before = (shape_text(found[name]) if name in found else "missing" for found in (shapes, self._shapes))
+            raise AdvisorValueError(
+                f"make_model must return the same architecture every time, but {name} was {before} and is now {now}"
+            )
+        return model
 
     def _steps(self, rung: int) -> int:
         return self.steps >> (RUNGS - rung)
@@ -185,19 +219,19 @@ class Race:
         for rung in range(RUNGS - 1):
             cost += count * self._steps(rung)
             count = _halved(count)
-        return cost + len(self.tuning) * (count + 2) * self._steps(RUNGS - 1)
+        return cost + len(self.tuning_seeds) * (count + 2) * self._steps(RUNGS - 1)
 
 
 def _halved(count: int) -> int:
     return max(1, count // 2)
 
 
-def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: int, watch: Watch | None = None) -> Run:
-    """One run from the start of a seed; one that goes astray is broken off, with an infinite score."""
-    model = task.start(seed)
-    optimizer = make(model)
+def train(
+    task: Task, model: nn.Module, optimizer: Optimizer, seed: int, steps: int, observer: Observer | None = None
+) -> Run:
+    """Train a model on the batches of a seed; a run that diverges is stopped, with an infinite score."""
     losses: list[float] = []
-    with watch(model, optimizer) if watch else nullcontext():
+    with observer(model, optimizer) if observer else nullcontext():
         for batch in task.stream(seed, steps):
             optimizer.zero_grad()
             loss = task.evaluate(model, batch)
@@ -206,51 +240,52 @@ def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, steps: 
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 return Run(tuple(losses), math.inf)
-    score = judge(task, model)
+    score = held_out_loss(task, model)
     if score is None:
         score = statistics.fmean(losses[-max(1, steps // 4) :])
     return Run(tuple(losses), score if math.isfinite(score) else math.inf)
 
 
-def judge_start(task: Task, seed: int) -> float:
-    """What a run that learns nothing would be judged by, or about that."""
-    model = task.start(seed)
-    score = judge(task, model)
+def initial_score(task: Task, model: nn.Module, seed: int) -> float:
+    """The score of a run that learns nothing, or about that."""
+    score = held_out_loss(task, model)
     return float(task.evaluate(model, next(task.stream(seed, 1))).detach()) if score is None else score
 
 
-def judge(task: Task, model: nn.Module) -> float | None:
-    """The mean loss over the held-out batches, if there are any. With gradients on: a loss may need them inside."""
+def held_out_loss(task: Task, model: nn.Module) -> float | None:
+    """The mean loss over the held-out batches, if there are any. Gradients stay on: a loss may need them inside."""
     if task.held_out is None:
         return None
     model.eval()
     losses = [float(task.measure(model, batch).detach()) for batch in task.held_out]
     model.train()
     if not losses:
-        raise RefusedValueError("held_out is empty: give batches, or leave it out")
+        raise AdvisorValueError("held_out is empty: give batches, or leave it out")
     return statistics.fmean(losses)
 
 
-def _costs(task: Task, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
-    """The seconds of a gradient, and of each candidate's step after it, and its bytes of state.
+def _costs(task: Task, model: nn.Module, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
+    """For each candidate: seconds per gradient, seconds per optimizer step, and bytes of state.
 
-    Steps of all of them in turn, on the same model, so that whatever else the machine does hits them alike; medians.
-    Where their states would take too much memory, one candidate after the other.
+    Medians over interleaved steps of all candidates on the same model, so that other load on the machine affects all of
+    them alike. If their states would take too much memory, one candidate after the other.
     """
-    model = task.start(0)
     states = 2 * len(candidates) * sum(param.nbytes for param in model.parameters())
-    together = len(candidates) if states <= TOGETHER else 1
+    together = len(candidates) if states <= STATE_LIMIT else 1
     gradients: list[float] = []
     costs: list[tuple[float, int]] = []
     for start in range(0, len(candidates), together):
-        optimizers = [one.make(model, one.lrs[0]) for one in candidates[start : start + together]]
+        optimizers = [candidate.make(model, candidate.lrs[0]) for candidate in candidates[start : start + together]]
         steps: list[list[float]] = [[] for _ in optimizers]
         for batch in task.stream(0, TIMED):
             model.zero_grad()
             gradients.append(_seconds(model, functools.partial(_backward, task, model, batch)))
-            for optimizer, taken in zip(optimizers, steps, strict=True):
-                taken.append(_seconds(model, optimizer.step))
-        costs += [(statistics.median(taken), state_bytes(one)) for one, taken in zip(optimizers, steps, strict=True)]
+            for optimizer, seconds in zip(optimizers, steps, strict=True):
+                seconds.append(_seconds(model, optimizer.step))
+        costs += [
+            (statistics.median(seconds), state_bytes(optimizer))
+            for optimizer, seconds in zip(optimizers, steps, strict=True)
+        ]
     return [(statistics.median(gradients), *cost) for cost in costs]
 
 
@@ -267,5 +302,5 @@ def _seconds(model: nn.Module, work: Callable[[], Any]) -> float:
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """The memory of an optimizer's state, which some keep in lists."""
+    """The bytes of an optimizer's state, also in nested lists and dicts."""
     return sum(value.nbytes for value in tree_leaves(dict(optimizer.state)) if isinstance(value, Tensor))

@@ -1,4 +1,4 @@
-"""Embeddings whose rows are summed by bags, and a gradient of theirs that takes no more room than the bags."""
+"""Embedding bags, and a gradient for them that takes no more memory than the bags."""
 
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.bags.module import EmbeddingBag

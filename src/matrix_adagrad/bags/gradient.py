@@ -1,4 +1,4 @@
-"""The gradient of a table whose rows were summed by bags, as small as it is."""
+"""The compact gradient of an embedding table whose rows were summed by bags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from matrix_adagrad.torch_private import (
+    no_torch_function,
+    sparse_indices,
+    sparse_values,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+    version_of,
+)
 
 __all__ = ["BagGradient"]
 
@@ -15,19 +24,19 @@ aten = torch.ops.aten
 
 
 class BagGradient(Tensor):
-    """The sparse gradient of a table, in which all rows of a bag have the same values: those of the bag.
+    """The sparse gradient of a table, stored once per bag, because all rows of a bag have the same values.
 
-    It stands for the sparse tensor with rows ``index`` and, for those from ``offsets[b]`` to ``offsets[b + 1]``, the
-    values ``values[b]``, which would repeat them for every row: a bag of 20 rows is kept once instead of 20 times. The
-    optimizers of this package take it as it is. To everything else it is a sparse gradient, and becomes that sparse
-    tensor when it is asked for its values. Gradients that are added, or scaled, stay small.
+    It represents the sparse tensor with rows ``index``, where rows ``offsets[b]`` to ``offsets[b + 1]`` have the values
+    ``values[b]``. The sparse tensor would repeat these for every row: for a bag of 20 rows, it stores them 20 times
+    instead of once. The optimizers in this package use it directly. To everything else it is a sparse gradient, and it
+    turns into that sparse tensor when asked for its values. Added or scaled gradients stay compact.
 
     Args:
-        index: the rows of the table, in any order and any number of times.
-        offsets: where each bag begins in ``index``, and where the last one ends; None for values of every row.
+        index: the rows of the table, in any order and with repeats.
+        offsets: where each bag starts in ``index``, and where the last one ends. None if every row has its own values.
         values: the gradient of each bag's sum.
-        shape: that of the table.
-        check: whether to look if these belong together, and the table has the rows; else it is taken for granted.
+        shape: the shape of the table.
+        check: whether to check that these belong together and that the table has the rows. Otherwise they are trusted.
 
     Example:
         >>> import torch
@@ -42,7 +51,7 @@ class BagGradient(Tensor):
                 [1., 1.]])
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @staticmethod
     def __new__(
@@ -56,21 +65,21 @@ class BagGradient(Tensor):
 
     def _set(self, index: Tensor, offsets: Tensor | None, values: Tensor) -> None:
         self._entries = index, offsets, values
-        self._seen = {part: tensor._version for part, tensor in enumerate(self._entries) if tensor is not None}
+        self._seen = {part: version_of(tensor) for part, tensor in enumerate(self._entries) if tensor is not None}
 
     def entries(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Index, offsets (None if every row has values of its own) and values.
+        """Index, offsets (None if every row has its own values) and values.
 
         Raises:
-            RuntimeError: if others, who have the index or the values too, have written to them since, as far as torch
-                sees it: not through NumPy or ``.data``.
+            RuntimeError: if other code that shares the index or the values has since written to them. Torch does not
+                see writes through NumPy or ``.data``.
         """
         for part, version in self._seen.items():
             tensor = self._entries[part]
-            if tensor is not None and tensor._version != version:
+            if tensor is not None and version_of(tensor) != version:
                 raise RuntimeError(
                     "the indices of an EmbeddingBag, or the gradient of its output, were changed in place after the "
-                    "backward pass, and the table's gradient needs them: step the optimizer before, or change a copy"
+                    "backward pass, but the table's gradient needs them: step the optimizer first, or change a copy"
                 )
         return self._entries
 
@@ -81,7 +90,7 @@ class BagGradient(Tensor):
 
     def untyped_storage(self) -> Any:
         """There is none."""
-        raise NotImplementedError("a gradient by bags has no storage: take to_sparse()")
+        raise NotImplementedError("a BagGradient has no storage: use to_sparse()")
 
     data_ptr = untyped_storage
 
@@ -94,7 +103,7 @@ class BagGradient(Tensor):
         return self.dim() - 1
 
     def is_coalesced(self) -> bool:
-        """Never: rows may be there several times."""
+        """Always false: rows may appear several times."""
         return False
 
     def _nnz(self) -> int:
@@ -104,7 +113,7 @@ class BagGradient(Tensor):
         return self.entries()[0][None]
 
     def _values(self) -> Tensor:
-        """Those of every row; who writes to them changes this gradient."""
+        """The values of every row. Writing to them changes this gradient."""
         values = self._spread()
         self._set(self._entries[0], None, values)
         del self._seen[2]
@@ -117,15 +126,15 @@ class BagGradient(Tensor):
         return values if offsets is None else values.repeat_interleave(offsets.diff(), 0, output_size=self._nnz())
 
     def to_sparse(self, *_: Any, **__: Any) -> Tensor:
-        """The sparse tensor that this gradient stands for."""
+        """The sparse tensor that this gradient represents."""
         return torch.sparse_coo_tensor(self._indices(), self._spread(), self.shape, check_invariants=False)
 
     def coalesce(self) -> Tensor:
-        """The same as a sparse tensor with each row once."""
+        """A sparse tensor with each row once."""
         return self.to_sparse().coalesce()
 
     def to_dense(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """The same with all rows."""
+        """A dense tensor with all rows."""
         return self.to_sparse().to_dense(*arguments, **keywords)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -150,7 +159,7 @@ class BagGradient(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional"):  # what it receives would be lost
+        if func.namespace in ("c10d", "_c10d_functional"):  # the received data would be lost
             raise RuntimeError("a BagGradient cannot be sent: send .grad.coalesce(), and set .grad to what comes back")
         own = _OWN.get(func)
         result = NotImplemented if own is None else own(*args, **(kwargs or {}))
@@ -180,7 +189,7 @@ def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequenc
 
 
 def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operator on the sparse tensors that gradients stand for; one that writes to a gradient is followed by it."""
+    """Run an operator on the sparse tensors that gradients represent. In-place writes carry over to the gradient."""
     flat, spec = tree_flatten((tuple(args), dict(kwargs)))
     stands_for = {id(leaf): (leaf, leaf.to_sparse()) for leaf in flat if isinstance(leaf, BagGradient)}
     args, kwargs = tree_unflatten([stands_for.get(id(leaf), (None, leaf))[1] for leaf in flat], spec)
@@ -189,7 +198,7 @@ def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     written, _ = tree_flatten([arg for arg, alias in zip(args, aliases, strict=False) if alias and alias.is_write])
     for gradient, sparse in stands_for.values():
         if any(sparse is leaf for leaf in written):
-            gradient._set(sparse._indices()[0].clone(), None, sparse._values())
+            gradient._set(sparse_indices(sparse)[0].clone(), None, sparse_values(sparse))
     of_sparse = {id(sparse): gradient for gradient, sparse in stands_for.values()}
     return tree_map(lambda leaf: of_sparse.get(id(leaf), leaf), result)
 
@@ -224,7 +233,7 @@ def _scaled(func: Any) -> Callable[..., Any]:
 
 
 def _in_bags(gradient: BagGradient) -> tuple[Tensor, Tensor, Tensor]:
-    """Index, offsets and values; rows that have values of their own are bags of one."""
+    """Index, offsets and values. Rows with their own values become bags of one."""
     index, offsets, values = gradient.entries()
     return index, _bags_of_one(index) if offsets is None else offsets, values
 
@@ -236,7 +245,7 @@ def _bags_of_one(index: Tensor) -> Tensor:
 def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
     if not (isinstance(one, BagGradient) and isinstance(other, Tensor) and alpha == 1 and one.dtype == other.dtype):
         return NotImplemented
-    if not isinstance(other, BagGradient):  # torch adds what is sparse to what is dense, not the other way round
+    if not isinstance(other, BagGradient):  # torch adds sparse to dense, not the other way round
         return NotImplemented if other.is_sparse else other + one.to_sparse()
     if one.shape != other.shape:
         return NotImplemented
@@ -246,7 +255,7 @@ def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
 
 
 def _norm(gradient: BagGradient, order: Any = 2, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Any:
-    """Of all entries: zeros, of other rows, change no norm of a positive order."""
+    """The norm over all entries. The zeros of other rows do not change a norm of positive order."""
     if order <= 0 or dim is not None or keepdim:
         return aten.linalg_vector_norm.default(gradient.to_dense(), order, dim, keepdim, **keywords)
     values = gradient.coalesce().values()
@@ -254,7 +263,7 @@ def _norm(gradient: BagGradient, order: Any = 2, dim: Any = None, keepdim: bool 
 
 
 def _in_place(make: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, but the first argument becomes the result."""
+    """An in-place version: the first argument becomes the result."""
 
     def become(gradient: Any, *others: Any, **keywords: Any) -> Any:
         result = make(gradient, *others, **keywords)
@@ -273,7 +282,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _share,
     aten.alias.default: _share,
     aten.clone.default: _clone,
-    aten.new_empty_strided.default: lambda gradient, *_, **__: _clone(gradient),  # to be copied to
+    aten.new_empty_strided.default: lambda gradient, *_, **__: _clone(gradient),  # a target to copy to
     aten.copy_.default: _in_place(_copy),
     aten.add.Tensor: _add,
     aten.add_.Tensor: _in_place(_add),

@@ -1,4 +1,4 @@
-"""torch's EmbeddingBag, with a native forward pass and a gradient that is not spread out."""
+"""torch's EmbeddingBag, with a native forward pass and a compact gradient."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.parallel import DistributedDataParallel
 
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
+from matrix_adagrad.torch_private import has_no_other_owner, is_transformed
 
 __all__ = ["EmbeddingBag"]
 
 
 class EmbeddingBag(nn.EmbeddingBag):
-    r"""`torch.nn.EmbeddingBag`, and faster where it has sparse gradients on a CPU.
+    r"""A faster `torch.nn.EmbeddingBag` for sparse gradients on a CPU.
 
     For bags of rows :math:`B_1, B_2, \dots` of a table X the output is :math:`Y_b = \sum_{i \in B_b} X_i`, or the mean.
-    The gradient of X then has the row :math:`\partial f / \partial Y_b` once for every row of bag b. PyTorch writes all
-    of these down; here they are a `BagGradient`, which the optimizers of this package take as it is, so that a training
-    step moves little more memory than the rows that it touches.
+    The gradient of X then contains :math:`\partial f / \partial Y_b` once for every row of bag b. PyTorch materializes
+    all of these copies. Here they are a `BagGradient`, which the optimizers in this package use directly. A training
+    step then moves little more memory than the rows it touches.
 
-    It takes the arguments of PyTorch's module, has its state dict, and gives the same sums to rounding. For the same
-    gradient of the output, a step after one call is that of PyTorch's module bit for bit with ``mode="sum"``, and to
-    rounding with ``"mean"``. Gradients that accumulate have the bits of one call with all the bags; PyTorch's are added
+    It takes the same arguments as PyTorch's module, has the same state dict, and gives the same sums up to rounding.
+    For the same output gradient, a step after one call matches PyTorch's bit for bit with ``mode="sum"``, and up to
+    rounding with ``"mean"``. Accumulated gradients match one call with all the bags bit for bit; PyTorch adds its own
     in another order.
 
-    The gradient refers to the indices, as PyTorch's does. If torch sees that they were written to, the backward pass or
-    the step raises an error; it does not see writes to ``.data`` or to a NumPy array that shares their memory, which
-    change the gradient: give such buffers as a copy.
+    As in PyTorch, the gradient refers to the indices. If torch sees that they were written to, the backward pass or the
+    step raises an error. Torch does not see writes to ``.data`` or to a NumPy array that shares their memory. Those
+    change the gradient, so pass a copy of such buffers.
 
-    What is not made faster is left to PyTorch's own code: ``sparse=False``, weights for each sample, ``mode="max"``,
-    ``max_norm``, ``scale_grad_by_freq``, other devices than a CPU, `torch.compile`, `torch.func`, and
-    `DistributedDataParallel`, which sends plain sparse gradients. It cannot be scripted (`torch.jit.script`).
+    PyTorch's own code handles everything else: ``sparse=False``, per-sample weights, ``mode="max"``, ``max_norm``,
+    ``scale_grad_by_freq``, devices other than a CPU, `torch.compile`, `torch.func`, and `DistributedDataParallel`,
+    which sends plain sparse gradients. The module cannot be scripted (`torch.jit.script`).
 
     Example:
         >>> import torch
@@ -66,9 +66,7 @@ class EmbeddingBag(nn.EmbeddingBag):
         weight = self.weight
         return (
             (self.sparse and self.mode != "max" and self.max_norm is None and not self.scale_grad_by_freq)
-            and not (torch.compiler.is_compiling() or torch._C._get_tracing_state())
-            and DistributedDataParallel._get_active_ddp_module() is None
-            and torch._C._functorch.peek_interpreter_stack() is None
+            and not (torch.compiler.is_compiling() or is_transformed())
             and (type(weight) in (Tensor, nn.Parameter) and weight.is_cpu and not weight.is_neg())
             and (weight.dtype in native.DTYPES and weight.stride(1) == 1 and len(weight) < native.MOST_ROWS)
             and all(_is_list(x) for x in (index, offsets) if x is not None)
@@ -82,7 +80,7 @@ def _is_list(x: Tensor) -> bool:
 
 
 def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
-    """All rows, and where each bag begins, and the last one ends; what is user's own is copied, but for the rows."""
+    """All rows, where each bag starts, and where the last one ends. The user's offsets are copied, the rows are not."""
     flat = index.reshape(-1).long().contiguous()
     if offsets is None:
         bags, length = index.shape
@@ -136,8 +134,7 @@ class _SumBags(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         index, offsets = ctx.saved_tensors
-        # As torch does where gradients are accumulated: what nobody else has is taken, else it is copied.
-        owners: int = grad._use_count()  # type: ignore[attr-defined]
-        is_ours = owners == 1 and not grad._is_view() and grad.is_contiguous()
+        # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
+        is_ours = has_no_other_owner(grad) and grad.is_contiguous()
         values = grad.detach() if is_ours else grad.detach().clone(memory_format=torch.contiguous_format)
         return BagGradient(index, offsets, values, ctx.shape, check=False), None, None

@@ -1,11 +1,11 @@
-"""Checkpoints of a run on any number of ranks: written by `torch.distributed.checkpoint`, and never half.
+"""Checkpoints of a run on any number of ranks, written by `torch.distributed.checkpoint`.
 
-A checkpoint gets its name when all of it is on the disk, with a digest of every file; one that was cut off, or whose
-bytes have changed since, is not used: the one before is. What a save that died has left is removed by the next one.
-Reading a checkpoint runs no code of it. It can be loaded on another number of ranks, and in another layout, than it was
-saved on.
+A checkpoint appears under its name only when all of it is on disk, with a digest of every file. If it is incomplete, or
+its bytes have changed, `Checkpoints.resume` falls back to the one before. The next save removes what a killed save left
+behind. Reading a checkpoint executes nothing in it. It may be loaded with a different number of ranks and in a
+different layout.
 """
 
-from matrix_adagrad.checkpoints.run import Checkpoints, missing_from
+from matrix_adagrad.checkpoints.manager import Checkpoints, missing_from
 
 __all__ = ["Checkpoints", "missing_from"]

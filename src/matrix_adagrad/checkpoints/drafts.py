@@ -1,9 +1,8 @@
-"""Folders that are being written, and what is left of those that nobody will finish.
+"""Folders that are still being written, and the removal of those whose writer died.
 
-Who writes a draft (rank 0, for all) holds a lock on a file in it, and the kernel takes the lock back when the process
-ends, however it ends. So a draft whose lock can be taken is dead: nobody is left who could give it its name. That is no
-proof where another machine may hold a lock that this one does not see: on network file systems, the file must say that
-it was locked on this machine since it was started.
+Rank 0, which writes a draft for all, holds a lock on a file in it. The kernel releases the lock when the process ends,
+however it ends. So a draft whose lock is free is dead: nobody is left to finish it. On a network file system, another
+machine may hold a lock that this one does not see. There, the lock file must also name this boot of this machine.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from matrix_adagrad.files import sync_folder
 
 try:
     import fcntl
-except ImportError:  # where there is no flock, no draft is ever taken for dead
+except ImportError:  # without flock no draft is ever known to be dead
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Draft", "remove", "size", "sweep"]
+__all__ = ["Draft", "folder_size", "remove", "remove_dead"]
 
 UNFINISHED, REMOVED, LOCK = ".unfinished", ".removed", ".lock"
-LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")  # locks hold for all who see them
+LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")  # file systems of a single machine
 _logger = logging.getLogger("matrix_adagrad")
 
 
 class Draft:
-    """A new folder that this process writes; ``path`` is what it will be called."""
+    """A new folder that this process writes, to be renamed to ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.folder = path.with_name(f"{path.name}.{token_hex(4)}{UNFINISHED}")
         self.folder.mkdir(parents=True)
         try:
-            self._lock = _lock(self.folder)
+            self._lock = _locked_file(self.folder)
         except BaseException:
             remove(self.folder)
             raise
 
     def finish(self, path: Path) -> None:
-        """Give it its name."""
+        """Rename the finished folder."""
         sync_folder(self.folder)
         self.folder.rename(path)
         sync_folder(path.parent)
@@ -53,7 +52,7 @@ class Draft:
         self._release()
 
     def discard(self) -> None:
-        """Remove what was written, if it has no name yet."""
+        """Remove what was written, unless it is finished."""
         if self.folder.exists():
             remove(self.folder)
         self._release()
@@ -64,8 +63,8 @@ class Draft:
             self._lock = None
 
 
-def sweep(folder: Path, prefix: str) -> list[Path]:
-    """Remove what is dead; returns the drafts that may be dead or not."""
+def remove_dead(folder: Path, prefix: str) -> list[Path]:
+    """Remove dead drafts, and return those that may or may not be dead."""
     for removed in folder.glob(f"{prefix}*{REMOVED}"):
         shutil.rmtree(removed, ignore_errors=True)
     doubtful = []
@@ -79,7 +78,7 @@ def sweep(folder: Path, prefix: str) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Take a folder's name away at once, and then its files; if that is broken off, the next sweep goes on with it."""
+    """Rename a folder, then delete it. The next save finishes an interrupted deletion."""
     removed = folder.with_name(f"{folder.name}.{token_hex(4)}{REMOVED}")
     try:
         folder.rename(removed)
@@ -88,8 +87,8 @@ def remove(folder: Path) -> None:
         _logger.warning("%s could not be removed: %s", folder, error)
 
 
-def size(folder: Path) -> int:
-    """How many bytes the files in a folder have, which others may be writing."""
+def folder_size(folder: Path) -> int:
+    """The bytes in a folder, which another process may be writing."""
     total = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -97,15 +96,15 @@ def size(folder: Path) -> int:
     return total
 
 
-def _lock(folder: Path) -> int | None:
+def _locked_file(folder: Path) -> int | None:
     """The locked file, or ``None`` where files cannot be locked."""
     part = folder / f"{LOCK}.part"
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         os.write(descriptor, _machine())
-        is_locked = _take(descriptor)
+        is_locked = _try_lock(descriptor)
         if is_locked:
-            os.rename(part, folder / LOCK)  # who sees it under this name sees it locked
+            os.rename(part, folder / LOCK)  # under this name it is always locked
         else:
             os.unlink(part)
     except BaseException:
@@ -119,22 +118,22 @@ def _lock(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def _is_dead(draft: Path) -> Iterator[bool | None]:
-    """Whether nobody will finish a draft, ``None`` if that cannot be known; meanwhile nobody else can say the same."""
+    """Whether a draft is dead, or ``None`` if unknown. Inside the context, no other process can claim it."""
     try:
         descriptor = os.open(draft / LOCK, os.O_RDWR)
     except OSError:
         yield None
         return
     try:
-        taken = _take(descriptor)
-        is_proof = taken is False or os.read(descriptor, 256) == _machine() or _is_local(draft)
-        yield taken if is_proof else None
+        is_free = _try_lock(descriptor)
+        is_proof = is_free is False or os.read(descriptor, 256) == _machine() or _is_local(draft)
+        yield is_free if is_proof else None
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int) -> bool | None:
-    """Lock a file; ``False`` if another process has it locked, ``None`` if files cannot be locked there."""
+def _try_lock(descriptor: int) -> bool | None:
+    """Lock a file; ``False`` if another process holds the lock, ``None`` if files cannot be locked there."""
     if fcntl is None:
         return None
     try:
@@ -147,14 +146,14 @@ def _take(descriptor: int) -> bool | None:
 
 
 def _machine() -> bytes:
-    """This machine since it was started."""
+    """This boot of this machine."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     return platform.node().encode()
 
 
 def _is_local(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether a folder is on a disk of this machine, so that nobody else can have locked a file there."""
+    """Whether a folder is on a local disk, where no other machine can hold a lock."""
     kinds = {}
     with contextlib.suppress(OSError):
         for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines():

@@ -1,7 +1,7 @@
-"""Reading a checkpoint runs no code of it.
+"""Reads checkpoints without executing anything in them.
 
-`torch.distributed.checkpoint` keeps metadata, and what is not a tensor, as pickles, and its own reader lets these call
-anything. Here the metadata may name the classes that torch writes there, and nothing else; the rest is loaded as by
+`torch.distributed.checkpoint` pickles metadata and whatever is not a tensor, and its own reader lets pickles call
+anything. Here the metadata may name only the classes that torch writes there. The rest is loaded as with
 `torch.load(weights_only=True)`.
 """
 
@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from torch.serialization import _get_layout
 
-__all__ = ["RefusedError", "load", "needed_files", "saved_names"]
+__all__ = ["UnsafeCheckpointError", "load", "needed_files", "saved_names"]
 
-MADE = (  # by the pickle, field by field
+BUILT = (  # by the pickle, field by field
     *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties),
     *(metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
     filesystem._StorageInfo,
@@ -46,44 +46,46 @@ CALLED: dict[
 DTYPES = {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 
 
-class RefusedError(pickle.UnpicklingError):
-    """A checkpoint names something that is not data. Nothing of it was run."""
+class UnsafeCheckpointError(pickle.UnpicklingError):
+    """A checkpoint names something that is not data. Nothing in it was executed."""
 
 
 def load(state: dict[str, Any], checkpoint: Path) -> None:
-    """Fill the state from a checkpoint; all ranks call this.
+    """Fill the state from a checkpoint. All ranks must call this.
 
     Raises:
-        RefusedError: if what is not a tensor, or a tensor's file, names something that is not data.
-        ValueError: if it is not the state of these parameters; torch's own error is no `Exception`.
+        UnsafeCheckpointError: if a non-tensor value, or a tensor's file, names something that is not data.
+        ValueError: if the checkpoint does not fit these parameters (torch's own error is not an `Exception`).
     """
     try:
         torch_load(state, storage_reader=_Reader(checkpoint), planner=_Planner())
     except CheckpointException as error:
         for failure, _ in error.failures.values():
             if isinstance(failure, pickle.UnpicklingError):
-                raise RefusedError(f"the checkpoint {checkpoint} was refused: {_reason(failure)}") from error
+                raise UnsafeCheckpointError(f"the checkpoint {checkpoint} was refused: {_reason(failure)}") from error
         reasons = {str(failure) for failure, _ in error.failures.values()}
         raise ValueError(f"the checkpoint {checkpoint} does not fit: {'; '.join(sorted(reasons))}") from error
 
 
 def saved_names(checkpoint: Path) -> set[str]:
-    """The names of all that a checkpoint holds, such as ``"optimizer.state.weight.sum"``."""
+    """The names of everything in a checkpoint, such as ``"optimizer.state.weight.sum"``."""
     return set(_Reader(checkpoint).read_metadata().state_dict_metadata)
 
 
 def needed_files(checkpoint: Path) -> dict[str, int]:
-    """The files that a checkpoint consists of besides its metadata, and how many bytes each must have.
+    """The files of a checkpoint besides its metadata, and the least number of bytes of each.
 
     Raises:
-        RefusedError: if the metadata names something that is not metadata.
+        UnsafeCheckpointError: if the metadata names something that is not metadata.
     """
     needed: dict[str, int] = {}
     for item in _Reader(checkpoint).read_metadata().storage_data.values():
         needed[item.relative_path] = max(needed.get(item.relative_path, 0), item.offset + item.length)
     for name in needed:
         if Path(name).name != name:
-            raise RefusedError(f"{checkpoint / '.metadata'} was refused: it names {name}, which is not in its folder")
+            raise UnsafeCheckpointError(
+                f"{checkpoint / '.metadata'} was refused: it names {name}, which is not in its folder"
+            )
     return needed
 
 
@@ -93,7 +95,7 @@ class _Reader(filesystem.FileSystemReader):
         with path.open("rb") as file:
             found = _Unpickler(file, path).load()
         if not isinstance(found, metadata.Metadata):
-            raise RefusedError(f"{path} was refused: it holds no metadata")
+            raise UnsafeCheckpointError(f"{path} was refused: it holds no metadata")
         found.storage_meta = found.storage_meta or metadata.StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
@@ -103,19 +105,19 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BufferedReader, path: Path) -> None:
         super().__init__(file)
         self._path = path
-        made = {(cls.__module__, cls.__name__): _maker(cls) for cls in MADE}
+        made = {(cls.__module__, cls.__name__): _maker(cls) for cls in BUILT}
         self._known: dict[tuple[str, str], Any] = DTYPES | made | {key: _caller(call) for key, call in CALLED.items()}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._known:
-            raise RefusedError(
-                f"{self._path} was refused: it names {module}.{name}, which no metadata needs. Nothing of it was run; "
-                "if the checkpoint is not yours, do not load it by other means"
+            raise UnsafeCheckpointError(
+                f"{self._path} was refused: it names {module}.{name}, which no metadata needs. Nothing in it was "
+                "executed; if the checkpoint is not yours, do not load it by other means"
             )
         return self._known[module, name]
 
 
-# A pickle may also set attributes of what it names. It gets these, which are made for it, and not what they stand for.
+# A pickle may also set attributes of what it names, so it gets stand-ins instead of the classes and functions.
 
 
 def _maker(cls: type) -> type:
@@ -133,11 +135,11 @@ class _Planner(DefaultLoadPlanner):
 
 
 def _reason(failure: Exception) -> str:
-    """What torch says of a file that it refused, without its advice to load it all the same."""
+    """Torch's reason for refusing a file, without its advice to load it anyway."""
     named = re.search(r"GLOBAL (\S+)", str(failure))
     if named is None:
         return str(failure).partition("\n")[0]
     return (
-        f"it names {named[1]}, which is not data. Nothing of it was run; "
+        f"it names {named[1]}, which is not data. Nothing in it was executed; "
         "torch.serialization.add_safe_globals allows classes of your own"
     )

@@ -19,23 +19,24 @@ from matrix_adagrad import terminal
 from matrix_adagrad.advisor import Advice, Task
 from matrix_adagrad.advisor import advise as advice_on
 from matrix_adagrad.advisor.candidates import FAMILIES
-from matrix_adagrad.advisor.errors import RefusedError
+from matrix_adagrad.advisor.errors import AdvisorError, AdvisorValueError
 from matrix_adagrad.advisor.race import ALLOWED_SEEDS, ALLOWED_STEPS, SEEDS, STEPS
-from matrix_adagrad.advisor.task import as_task
-from matrix_adagrad.cli.arguments import INCOMPLETE, add_json, listed, positive, unwritable
-from matrix_adagrad.experiments import tasks
+from matrix_adagrad.advisor.task import as_task, check_call
+from matrix_adagrad.cli.arguments import add_json, add_threads, definitions, positive, write_error
+from matrix_adagrad.cli.command import INCOMPLETE, say
+from matrix_adagrad.demos import tasks
 from matrix_adagrad.files import write
-from matrix_adagrad.outputs import Output
+from matrix_adagrad.optional import OptionalOutput
 
 __all__ = ["DEMOS", "OUTPUTS", "add"]
 
-PAGE = Output("advice.html", ("jinja2", "plotly"), "advisor")
+PAGE = OptionalOutput("advice.html", ("jinja2", "plotly"), "advisor")
 OUTPUTS = (PAGE,)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A built-in task, what it is, and how long its runs are."""
+    """A built-in task, its description, and the defaults of its race."""
 
     task: Callable[[], Task]
     meaning: str
@@ -44,9 +45,9 @@ class Demo:
 
 
 DEMOS = {
-    "movielens": Demo(tasks.movielens, "matrix factorisation of MovieLens 100K, which is fetched if need be"),
-    "mlp": Demo(tasks.mlp, "the paper's stacked MLP with 15 layers"),
-    "lm": Demo(tasks.lm, "a small GPT on the characters of texts that ship with Python", steps=64, seeds=3),
+    "movielens": Demo(tasks.movielens, "matrix factorization of MovieLens 100K, which is downloaded if need be"),
+    "mlp": Demo(tasks.mlp, "the paper's MLP with 15 layers"),
+    "lm": Demo(tasks.lm, "a small character-level GPT, on text that ships with Python", steps=64, seeds=3),
 }
 
 
@@ -54,55 +55,61 @@ def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "advise",
-        help="measure a model of yours, race the geometries on it, and write a plan",
+        help="find out which geometry pays for your model, and write a plan",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="The function takes no arguments and returns a matrix_adagrad.advisor.Task, or the tuple\n"
-        "(make_model, loss, batches): a function that makes the model, one from the model and a batch to the\n"
-        "loss, and an iterable of batches or a function from a seed to one; a fourth part are batches that\n"
-        "are held out.\n\ndemos:\n" + listed({name: demo.meaning for name, demo in DEMOS.items()}) + "\n\nexamples:\n"
+        epilog="The function takes no argument and returns a matrix_adagrad.advisor.Task, or the tuple\n"
+        "(make_model, loss, batches): make_model() returns the model, loss(model, batch) the loss, and batches\n"
+        "is an iterable of batches or a function of the seed that returns one. Held-out batches may follow as\n"
+        "a fourth.\n\ndemos:\n" + definitions({name: demo.meaning for name, demo in DEMOS.items()}) + "\n\nexamples:\n"
         "  matrix-adagrad advise --demo movielens\n"
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
         "  matrix-adagrad advise train.py:task --family adagrad\n"
-        "\nIt writes plan.json, advice.json (all numbers) and advice.html (a page to look at).\n\n"
-        "exit code: 0 if there is a plan, 1 if there is none, 2 if the command line is wrong,\n"
-        f"{INCOMPLETE} if there is a plan, and the page lacks packages, 130 after Ctrl-C",
+        "\nWrites plan.json, advice.json (all numbers) and advice.html (the same as a page).\n\n"
+        "exit code: 0 if there is a plan, 1 if there is none, 2 if the command line or the task is wrong,\n"
+        f"{INCOMPLETE} if there is a plan, but packages for the page are missing, 130 after Ctrl-C",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "function", nargs="?", type=_target, metavar="MODULE:FUNCTION", help="what makes the task; or FILE.py:FUNCTION"
+        "function",
+        nargs="?",
+        type=_target,
+        metavar="MODULE:FUNCTION",
+        help="returns the task; or FILE.py:FUNCTION",
     )
     what.add_argument("--demo", choices=DEMOS, metavar="NAME", help=f"a built-in task: {', '.join(DEMOS)}")
-    parser.add_argument("--steps", type=_in(ALLOWED_STEPS), help=f"of a run, 16 or more (default: {STEPS}; lm: 64)")
     parser.add_argument(
-        "--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of a candidate, 2 to 15 (default: {SEEDS}; lm: 3)"
+        "--steps", type=_in(ALLOWED_STEPS), help=f"steps per run, 16 or more (default: {STEPS}; lm: 64)"
     )
-    parser.add_argument("--family", choices=FAMILIES, help="AdaGrad alone, or momentum alone (default: both)")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="threads (default: torch's)")
-    parser.add_argument("--out", type=Path, default=Path("advice"), help="where everything goes (default: advice)")
+    parser.add_argument(
+        "--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of each candidate, 2 to 15 (default: {SEEDS}; lm: 3)"
+    )
+    parser.add_argument("--family", choices=FAMILIES, help="try this update rule only (default: both)")
+    add_threads(parser)
+    parser.add_argument("--out", type=Path, default=Path("advice"), help="the folder to write to (default: advice)")
     add_json(parser)
-    parser.set_defaults(run=run, outputs=OUTPUTS)
+    parser.set_defaults(run=run, command="matrix-adagrad advise", outputs=OUTPUTS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the task, get advice on it, show it, and write it down."""
+    """Make the task, get advice on it, print it, and save it."""
     torch.set_num_threads(options.threads)
     demo = DEMOS[options.demo] if options.demo else None
     steps = options.steps or (demo.steps if demo else STEPS)
     seeds = options.seeds or (demo.seeds if demo else SEEDS)
     families = [options.family] if options.family else list(FAMILIES)
     try:
-        if problem := unwritable(options.out):
-            raise RefusedError(problem)
+        if problem := write_error(options.out):
+            raise AdvisorError(problem)
         task = _demo(demo) if demo else _task(options.function)
-        with contextlib.closing(terminal.Steps(sys.stderr)) as watch:
-            advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=watch)
+        with contextlib.closing(terminal.StepProgress(sys.stderr)) as progress:
+            advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=progress)
         try:
             written = save(advice, options.out)
-        finally:  # whatever is wrong with the files: the race was long
+        finally:  # the race was long: show its result even if it cannot be saved
             print(advice.to_json() if options.json else f"{advice}\n", end="", flush=True)
-    except RefusedError as error:  # others are of the user's own code: a traceback says where
-        print(f"matrix-adagrad advise: {error}", file=sys.stderr)
-        return 1
+    except AdvisorError as error:  # errors of the user's own code keep their traceback
+        say(options, str(error))
+        return 2 if isinstance(error, TypeError | ValueError) else 1
     if not options.json:
         print("\nwritten: " + ", ".join(map(str, written)))
     return 0
@@ -111,22 +118,22 @@ def run(options: argparse.Namespace) -> int:
 def _demo(demo: Demo) -> Task:
     try:
         return demo.task()
-    except OSError as error:  # the data cannot be had
-        raise RefusedError(str(error)) from None
+    except OSError as error:  # the data cannot be read or downloaded
+        raise AdvisorError(str(error)) from None
 
 
 def save(advice: Advice, out: Path) -> list[Path]:
-    """Write the plan, all numbers, and the page if its libraries are there."""
+    """Write the plan, all numbers, and the page if its packages are installed."""
     try:
         written = [advice.plan.save(out / "plan.json"), write(out / "advice.json", advice.to_json())]
     except OSError as error:
-        raise RefusedError(f"{out} cannot be written: {error.strerror}; the plan was\n{advice.plan}") from None
+        raise AdvisorError(f"{out} cannot be written: {error.strerror}; the plan is\n{advice.plan}") from None
     if PAGE.missing:
-        (out / PAGE.name).unlink(missing_ok=True)  # of another run
+        (out / PAGE.name).unlink(missing_ok=True)  # an earlier run's
         return written
-    from matrix_adagrad.advisor import page
+    from matrix_adagrad.advisor import advice_page
 
-    return [*written, write(out / PAGE.name, page.render(advice))]
+    return [*written, write(out / PAGE.name, advice_page.render(advice))]
 
 
 def _in(allowed: range) -> Callable[[str], int]:
@@ -148,13 +155,14 @@ def _target(text: str) -> str:
 
 
 def _task(target: str) -> Task:
-    """The task that the user's own function makes."""
+    """The task that the user's function returns."""
     where, _, name = target.rpartition(":")
     module = _module(where)
     function = getattr(module, name, None)
     if not callable(function):
-        there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise RefusedError(f"{where} has no function {name!r}; it has {there or 'none'}")
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise AdvisorValueError(f"{where} has no function {name!r}; it has {', '.join(functions) or 'none'}")
+    check_call(name, function)
     return as_task(function(), f"{name} must return", name)
 
 
@@ -165,11 +173,11 @@ def _module(where: str) -> ModuleType:
             return importlib.import_module(where)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-                raise  # something that it imports is missing
-            raise RefusedError(f"no module {where!r}: is it installed, or in this folder?") from None
+                raise  # an import inside it failed
+            raise AdvisorValueError(f"no module {where!r}: is it installed, or in this folder?") from None
     file = Path(where)
     if not file.is_file():
-        raise RefusedError(f"no file {where}")
+        raise AdvisorValueError(f"no file {where}")
     sys.path.insert(0, str(file.parent.resolve()))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None

@@ -1,17 +1,18 @@
-"""What the commands' arguments have in common."""
+"""Arguments that commands have in common."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["INCOMPLETE", "add_json", "cores", "listed", "positive", "unwritable"]
+import torch
 
-INCOMPLETE = 4  # the exit code if all is well, but for outputs that need packages which are not installed
+__all__ = ["add_json", "add_threads", "cores", "definitions", "positive", "positive_number", "write_error"]
 
 
 def add_json(parser: Any) -> None:
@@ -19,13 +20,19 @@ def add_json(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON on stdout and nothing else")
 
 
-def listed(words: Mapping[str, str]) -> str:
+def add_threads(parser: Any) -> None:
+    """Add the number of threads."""
+    default = torch.get_num_threads()
+    parser.add_argument("--threads", type=positive, default=default, help="threads (default: as many as torch uses)")
+
+
+def definitions(words: Mapping[str, str]) -> str:
     """Words and their meanings, for the end of a help text."""
     return "\n".join(f"  {name:<18} {meaning}" for name, meaning in words.items())
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -36,8 +43,22 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def unwritable(folder: Path) -> str | None:
-    """Why nothing can be written there: to be asked before the work, not after it. Makes the folder if need be."""
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    if not 0 < (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be finite and greater than 0, got {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+
+
+def write_error(folder: Path) -> str | None:
+    """Why nothing can be written to a folder, to be asked before the work. Makes the folder if need be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

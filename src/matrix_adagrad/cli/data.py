@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from matrix_adagrad.cli.arguments import add_json
-from matrix_adagrad.experiments import data
+from matrix_adagrad.cli.command import say
+from matrix_adagrad.datasets.movielens import movielens
 
 __all__ = ["add"]
 
@@ -18,26 +18,26 @@ def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "data",
-        help="get MovieLens 100K and check it",
+        help="download MovieLens 100K and check it",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Without --path it is looked for in the user's cache, then at GroupLens, then in the wheel of RecBole,\n"
-        "which pip gets. Whatever the source, it is the published table of 100,000 ratings, or it is refused.\n\n"
-        "exit code: 0 if it is there, 1 if not",
+        epilog="Without --path it is read from the user's cache, or downloaded from GroupLens or, with pip, in the\n"
+        "wheel of RecBole. Whatever the source, it is checked to be the published table of 100,000 ratings.\n\n"
+        "exit code: 0 if it was found, 1 if not, 2 if the arguments are wrong",
     )
     parser.add_argument("--path", type=Path, help="your u.data, ml-100k.zip or ml-100k.inter, or a folder with one")
     add_json(parser)
-    parser.set_defaults(run=lambda options: run(options.path, options.json))
+    parser.set_defaults(run=run, command="matrix-adagrad data")
 
 
-def run(path: Path | None, as_json: bool) -> int:
-    """Get MovieLens, and say what it is."""
+def run(options: argparse.Namespace) -> int:
+    """Find or download MovieLens, and print what it is."""
     try:
-        found = data.movielens(path)
+        found = movielens(options.path)
     except (OSError, ValueError) as error:
-        print(f"matrix-adagrad data: {error}", file=sys.stderr)
+        say(options, str(error))
         return 1
     users, items = len(found.users.unique()), len(found.items.unique())
-    if as_json:
+    if options.json:
         counts = {"ratings": len(found.ratings), "users": users, "items": items}
         print(json.dumps({"source": found.source, **counts, "cached": found.cached and str(found.cached)}))
         return 0

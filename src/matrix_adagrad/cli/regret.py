@@ -10,51 +10,54 @@ from typing import Any
 
 import torch
 
-from matrix_adagrad.cli.arguments import add_json, listed, positive
-from matrix_adagrad.experiments import regret
-from matrix_adagrad.outputs import Output
+from matrix_adagrad.cli.arguments import add_json, definitions, positive, positive_number
+from matrix_adagrad.cli.command import INTERRUPTED, say
+from matrix_adagrad.online import chart, presets
+from matrix_adagrad.optional import OptionalOutput
 from matrix_adagrad.text import json_text
 
-__all__ = ["ASKED", "add"]
+__all__ = ["REQUESTED", "add"]
 
-ASKED = {"picture": Output("--picture", ("matplotlib",), "experiments")}
+REQUESTED = {"picture": OptionalOutput("--picture", ("matplotlib",), "cli")}
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "regret",
-        help="play a game, and see the regret next to every bound of the paper",
+        help="play an online game, and print the regret next to every bound of the paper",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="games:\n"
-        + listed(regret.GAMES)
+        + definitions(presets.GAMES)
         + "\n\nlearners:\n"
-        + listed(regret.LEARNERS)
-        + "\n\nexit code: 0 if every promised bound held, 3 if one failed, 1 if the run was not possible,\n"
-        "2 if the arguments are wrong",
+        + definitions(presets.LEARNERS)
+        + "\n\nexit code: 0 if every guaranteed bound held, 3 if one failed, 1 if the game cannot be played,\n"
+        "2 if the arguments are wrong, 130 after Ctrl-C",
     )
-    parser.add_argument("--game", choices=regret.GAMES, default="adversarial", metavar="GAME", help="(adversarial)")
-    parser.add_argument("--learner", choices=regret.LEARNERS, default="row", metavar="LEARNER", help="(row)")
+    for option, names, default in (("--game", presets.GAMES, "adversarial"), ("--learner", presets.LEARNERS, "row")):
+        parser.add_argument(option, choices=names, default=default, metavar="NAME", help=f"(default: {default})")
     parser.add_argument("--m", type=positive, default=64, help="rows (default: 64)")
     parser.add_argument("--n", type=positive, default=64, help="columns (default: 64)")
-    parser.add_argument("--rounds", type=positive, default=10_000, help="(default: 10000)")
+    parser.add_argument("--rounds", type=positive, default=10_000, help="rounds to play (default: 10000)")
     parser.add_argument(
-        "--radius", type=float, help="of the Frobenius ball (default: 1; in motivating-*, half the limit)"
+        "--radius",
+        type=positive_number,
+        help="radius of the Frobenius ball (default: 1; for motivating-*, half of the limit)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random games (default: 0)")
-    parser.add_argument("--delta", type=float, help="the stabilizer δ of row, column, entry and whole (default: 1e-8)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random games (default: 0)")
+    parser.add_argument(
+        "--delta", type=positive_number, help="the stabilizer δ of row, column, entry and whole (default: 1e-8)"
+    )
     parser.add_argument("--exact", action="store_true", help="play twice, for exact distances to the best decision")
-    parser.add_argument("--checkpoint", type=Path, help="a file to go on from, and to save to, also on Ctrl-C")
-    parser.add_argument(
-        "--picture", type=Path, help="where the picture of regret and bounds goes (a .png, .svg or .pdf)"
-    )
+    parser.add_argument("--checkpoint", type=Path, help="a file to resume from and to save to, also on Ctrl-C")
+    parser.add_argument("--picture", type=Path, help="draw regret and bounds into this .png, .svg or .pdf")
     add_json(parser)
-    parser.set_defaults(run=run, asked=ASKED)
+    parser.set_defaults(run=run, command="matrix-adagrad regret", requested=REQUESTED)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play the game, and show regret and bounds."""
-    config = regret.Config(
+    """Play the game, and print its regret and bounds."""
+    config = presets.GameConfig(
         options.game,
         options.m,
         options.n,
@@ -69,37 +72,40 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(1)  # on small matrices threads would only wait for each other
     try:
         _check_picture(options.picture)
-        points = regret.POINTS if options.picture else 0
-        result = regret.run(config, progress=_bar(), checkpoint=options.checkpoint, points=points)
+        points = chart.POINTS if options.picture else 0
+        result = presets.play(config, progress=_bar(), checkpoint=options.checkpoint, points=points)
     except ValueError as error:
-        print(f"matrix-adagrad regret: {error}", file=sys.stderr)
+        say(options, str(error))
         return 1
     except KeyboardInterrupt:
-        kept = options.checkpoint and options.checkpoint.exists()
-        print("\ninterrupted" + f"; the same command goes on from {options.checkpoint}" * bool(kept), file=sys.stderr)
-        return 130
+        is_saved = options.checkpoint and options.checkpoint.exists()
+        print(
+            "\ninterrupted" + f"; run the same command again to resume from {options.checkpoint}" * bool(is_saved),
+            file=sys.stderr,
+        )
+        return INTERRUPTED
     if options.json:
         print(json_text({"config": vars(config), **result.to_dict()}), end="")
     else:
         print(f"{config.game} on {config.m}×{config.n}, learner {config.learner}")
         print(result.table(), flush=True)
     if options.picture:
-        regret.draw(result, options.picture)
+        chart.draw(result, options.picture)
     return 0 if result.holds else 3
 
 
 def _check_picture(path: Path | None) -> None:
-    """What cannot be written after a long run is refused before it."""
+    """Raise an error before a long run if its picture cannot be written."""
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"{path} cannot be written: it is a folder, or its folder does not exist")
+        raise ValueError(f"--picture {path} cannot be written: it is a folder, or its folder does not exist")
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"{path} must end in .png, .svg or .pdf")
+        raise ValueError(f"--picture must end in .png, .svg or .pdf, got {path}")
 
 
 def _bar() -> Any:
-    """A progress bar with the time left, if tqdm is there and somebody looks on."""
+    """A progress bar with the time left, if tqdm is installed and stderr is a terminal."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -8,7 +8,7 @@ from matrix_adagrad.domains.boxes import Box, NonNegative, WholeSpace
 from matrix_adagrad.domains.product import RowProduct
 from matrix_adagrad.domains.simplices import ColumnSimplex, L1Ball, L1Balls, RowSimplex, Simplices
 
-# As with geometries: parameter groups that are saved as they are can be loaded with weights_only=True.
+# As with geometries: parameter groups saved as they are can be loaded with weights_only=True.
 torch.serialization.add_safe_globals(
     [
         *(Balls, FrobeniusBall, RowBalls, ColumnBalls),

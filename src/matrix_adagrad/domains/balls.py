@@ -16,15 +16,14 @@ from torch import Tensor
 
 from matrix_adagrad import native
 from matrix_adagrad.domains.base import BlockDomain, set_number
-from matrix_adagrad.geometry import Column, Geometry, Row, Shape, Whole, as_geometry
-from matrix_adagrad.squares import lean_sum_squares
+from matrix_adagrad.geometry import Column, Partition, Row, Shape, Whole, as_partition, lean_sum_squares
 
 __all__ = ["Balls", "ColumnBalls", "FrobeniusBall", "RowBalls"]
 
-# Newton's method needs about 5 steps. Where scales spread over many orders of magnitude it creeps from one to the next:
-# then halving the logarithm of the interval finds the right one first.
+# Newton's method needs about 5 steps. If scales span many orders of magnitude, it creeps from one to the next. Then
+# bisecting the logarithm of the interval finds the right one first.
 _NEWTON, _BISECTION = 8, 24
-_CLOSE = 1e-9  # a step so short, relatively, is the last: Newton's method squares the error
+_CLOSE = 1e-9  # a step this short, relatively, is the last: Newton's method squares the error
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,14 @@ class Balls(BlockDomain):
     """
 
     radius: float
-    geometry: Geometry = field(default_factory=Row)
+    geometry: Partition = field(default_factory=Row)
 
     def __post_init__(self) -> None:
         set_number(self, "radius")
-        object.__setattr__(self, "geometry", as_geometry(self.geometry))
+        object.__setattr__(self, "geometry", as_partition(self.geometry))
 
     @property
-    def blocks(self) -> Geometry:
+    def blocks(self) -> Partition:
         return self.geometry
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -58,13 +57,13 @@ class Balls(BlockDomain):
 
     def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         seen, factor = self._shrunk(x, scale)
-        if not torch.compiler.is_compiling() and seen.data_ptr() == x.data_ptr():  # the same memory, and no copy
+        if not torch.compiler.is_compiling() and seen.data_ptr() == x.data_ptr():  # the same memory, not a copy
             seen.mul_(factor)
             return x
         return x.copy_(seen.mul_(factor).view(x.shape))
 
     def _shrunk(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
-        """``x`` as the geometry sees it, and what its entries are to be multiplied by."""
+        """``x`` as the geometry views it, and the factors for its entries."""
         seen, s = self._seen(x, scale)
         dims = self.geometry.dims(x.shape)
         alike = tuple(d for d in dims if s.shape[d] == 1)
@@ -102,7 +101,7 @@ def _shrinkage(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Ten
 
 
 def _native(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor:
-    """The factors by the native kernel, which takes blocks that lie one behind the other, in float64."""
+    """Compute the factors with the native kernel, which takes contiguous blocks in float64."""
     last, entries = tuple(range(-len(dims), 0)), math.prod([a.shape[d] for d in dims])
     many = entries < a.numel()
     lengths, scales = a.to(torch.float64), s.to(torch.float64).expand(a.shape)
@@ -118,13 +117,13 @@ def _native(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor
 
 
 def _with_operators(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -> Tensor:
-    """The same with torch's operators, on any device; values are read back on a CPU alone."""
+    """Compute the factors with torch's operators, on any device. Values are read back only on a CPU."""
     length = torch.linalg.vector_norm(a, 2, dims, keepdim=True)
     a = torch.where(length <= 1 + slack, 0, a)  # inside: λ = 0
     s = (s / s.amax(dims, keepdim=True)).clamp_min(torch.finfo(a.dtype).tiny)
     u = s * a
     # ‖u / (s + λ)‖ = 1. The reciprocal of this length is concave and rises with λ: Newton's method lands below the root
-    # from either side. Below it are also what one entry needs by itself, and what all need if all scales were 1.
+    # from either side. Two more lower bounds: what one entry needs by itself, and what all need if all scales were 1.
     upper = torch.linalg.vector_norm(u, 2, dims, keepdim=True)
     lower = torch.maximum((u - s).amax(dims, keepdim=True), upper - 1).clamp_min_(0)
     at = lower
@@ -134,7 +133,7 @@ def _with_operators(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -
         squares = (u / shifted).square_()
         square = squares.sum(dims, keepdim=True)
         step = square * (square.sqrt() - 1) / squares.div_(shifted).sum(dims, keepdim=True)
-        lower = torch.fmax(lower, at + step)  # fmax passes over the 0/0 of a block of zeros
+        lower = torch.fmax(lower, at + step)  # fmax skips the 0/0 of a block of zeros
         if reads_back and bool(((lower - at).abs() <= _CLOSE * lower).all()):
             break
         if k < _NEWTON:
@@ -149,11 +148,11 @@ def _with_operators(a: Tensor, s: Tensor, dims: tuple[int, ...], slack: float) -
 class FrobeniusBall(Balls):
     r"""‖x‖_F ≤ ``radius``: one ball for the whole tensor, the decision set of the paper's examples.
 
-    In the metric of a step, rows that had small gradients cost little to move, and the projection shrinks them most;
-    rows without any gradient have the scale ``eps`` and go to 0 as soon as the ball's surface is reached.
+    In the metric of a step, rows that had small gradients are cheap to move, so the projection shrinks them most. Rows
+    without any gradient have the scale ``eps``, and go to 0 as soon as the parameter reaches the ball's surface.
     """
 
-    geometry: Geometry = field(default_factory=Whole, init=False, repr=False)
+    geometry: Partition = field(default_factory=Whole, init=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,11 @@ class RowBalls(Balls):
                 [0.3000, 0.4000]])
     """
 
-    geometry: Geometry = field(default_factory=Row, init=False, repr=False)
+    geometry: Partition = field(default_factory=Row, init=False, repr=False)
 
 
 @dataclass(frozen=True)
 class ColumnBalls(Balls):
     """‖x[:, j]‖₂ ≤ ``radius`` for each column."""
 
-    geometry: Geometry = field(default_factory=Column, init=False, repr=False)
+    geometry: Partition = field(default_factory=Column, init=False, repr=False)

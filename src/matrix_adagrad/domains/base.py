@@ -1,12 +1,12 @@
-r"""What a domain is: a closed convex set that can be projected onto in the metric of a step.
+r"""What a domain is: a closed convex set with a projection in the metric of a step.
 
 The mirror descent step over a set :math:`\mathcal X` is the unconstrained step, followed by the projection in the
 metric of that step,
 
 .. math:: \operatorname{argmin}_{Y \in \mathcal X}\ \tfrac12 \langle Y - X,\ S \circ (Y - X) \rangle_F,
 
-where S holds the scale of each entry. Unless the set treats all entries alone or S is constant, this is not the nearest
-point in the Euclidean sense.
+where S holds the scale of each entry. Unless the set constrains each entry separately or S is constant, this is not the
+nearest point in the Euclidean sense.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Geometry, Shape, as_geometry, wide_dtype
+from matrix_adagrad.geometry import Geometry, Partition, Shape, as_partition, wide_dtype
 
 __all__ = ["BlockDomain", "Domain"]
 
@@ -30,7 +30,7 @@ _EPS = {dtype: torch.finfo(dtype).eps for dtype in (*_REAL, torch.complex128, to
 
 @dataclass(frozen=True)
 class Domain(ABC):
-    """A closed convex set of tensors. Domains are values, as geometries are: they compare, hash, and never change.
+    """A closed convex set of tensors. Like geometries, domains are values: they compare, hash, and never change.
 
     Example:
         >>> import torch
@@ -44,45 +44,44 @@ class Domain(ABC):
                 [0.9943]])
     """
 
-    depends_on_metric = True  # whether the nearest point may be another one in another metric
+    depends_on_metric = True  # whether the nearest point may differ between metrics
 
     @abstractmethod
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-        """The point of the set that is nearest to ``x`` in the metric ½⟨X, S∘X⟩; ``x``'s own values if it lies inside.
+        """The point of the set nearest to ``x`` in the metric ½⟨X, S∘X⟩. If ``x`` is inside, its values are unchanged.
 
         Args:
             x: a tensor on any device, of any floating-point dtype.
-            scale: S, positive and finite, which is not checked; it broadcasts against ``x`` as the statistic of a
-                geometry does: scales of rows are a column of numbers, m×1. `Geometry.spread` brings the statistic of
-                `Blocks` into such a shape.
+            scale: S, positive and finite; this is not checked. It broadcasts against ``x`` like a geometry's statistic:
+                row scales are an m×1 column. `Partition.spread` reshapes the statistic of `Blocks` to fit.
         """
 
     def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-        """`project`, in the place of ``x``."""
+        """`project`, in place."""
         return x.copy_(self.project(x, scale))
 
     @abstractmethod
     def argmin(self, g: Tensor) -> Tensor:
-        """A point of the set where the linear function ⟨g, X⟩ is least; an error if it has no bound there."""
+        """A point of the set that minimizes the linear function ⟨g, X⟩. Raises an error if it is unbounded below."""
 
     @abstractmethod
     def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
-        """The largest distance of two points of the set of this shape, in the norm of the geometry."""
+        """The largest distance between two points of the set, for this shape and in the geometry's norm."""
 
     @abstractmethod
     def check_fits(self, name: str, x: Tensor) -> None:
-        """Raise an error that names the tensor if the set is not one of tensors like it."""
+        """Raise an error that names the tensor if the set does not contain tensors of its kind."""
 
     @abstractmethod
     def is_separable_by_rows(self, shape: Shape) -> bool:
-        """Whether each row has a set of its own, so that rows can be projected without looking at the others."""
+        """Whether each row has its own set, so that each can be projected without looking at the others."""
 
     def of_rows(self, rows: Tensor, shape: Shape) -> Domain:  # noqa: ARG002
-        """The set of the given rows alone (sorted numbers), of a tensor of this shape, if it is separable by rows."""
+        """The set for the given rows (sorted indices) of a tensor of this shape, if it is separable by rows."""
         return self
 
     def is_invariant(self, dims: Iterable[int], shape: Shape) -> bool:  # noqa: ARG002
-        """Whether every rotation that mixes the entries along ``dims`` takes the set to itself."""
+        """Whether every rotation that mixes the entries along ``dims`` maps the set to itself."""
         return False
 
     def distance(self, x: Tensor) -> float:
@@ -92,14 +91,14 @@ class Domain(ABC):
 
     @abstractmethod
     def excess(self, x: Tensor) -> Tensor:
-        """By how much ``x`` breaks the set's rule at worst, relative to the rule's own size; at most 0 inside."""
+        """The worst violation of the set's constraint by ``x``, relative to the size of the constraint; ≤ 0 inside."""
 
     def contains(self, x: Tensor, tolerance: float | None = None) -> bool:
         """Whether ``x`` lies in the set, up to rounding.
 
         Args:
             x: a tensor.
-            tolerance: the `excess` that is allowed; by default what rounding in ``x``'s dtype may cause.
+            tolerance: the allowed `excess`. By default, what rounding in ``x``'s dtype may cause.
 
         >>> import torch
         >>> from matrix_adagrad.domains import RowBalls
@@ -115,22 +114,22 @@ class Domain(ABC):
 
 @dataclass(frozen=True)
 class BlockDomain(Domain):
-    """The same set for each block of a geometry: balls for the rows, a simplex for each column, an interval an entry.
+    """The same set for each block of a geometry: a ball per row, a simplex per column, an interval per entry.
 
-    A subclass has a field ``geometry``, projects the blocks, and says how wide one block's set is.
+    A subclass has a field ``geometry``, projects the blocks, and gives the width of one block's set.
     """
 
     @property
     @abstractmethod
-    def blocks(self) -> Geometry:
-        """The geometry whose blocks have a set each."""
+    def blocks(self) -> Partition:
+        """The geometry whose blocks each have a set."""
 
     @abstractmethod
     def width(self, seen: int, members: int) -> float:
-        """The largest distance of two points of a block's set, as seen on ``seen`` of the block's ``members``."""
+        """The largest distance between two points of a block's set, measured on ``seen`` of its ``members``."""
 
     def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
-        geometry = as_geometry(geometry)
+        geometry = as_partition(geometry)
         # Blocks are independent: the squared widths of those that meet one block of the norm's geometry add up.
         members = self.blocks.members(shape)
         if self.blocks.cut(shape) == geometry.cut(shape) == tuple(shape):
@@ -151,14 +150,14 @@ class BlockDomain(Domain):
         return len(shape) > 0 and 0 not in self.blocks.dims(shape) and self.blocks.cut(shape)[0] == shape[0]
 
     def _slack(self, x: Tensor) -> float:
-        """What rounding may add to the size of a projected point, relatively: so much is taken for inside.
+        """What rounding may add to the relative size of a projected point. Points within this slack count as inside.
 
-        A second projection then leaves the bits of the first one as they are.
+        A second projection then leaves the result of the first one bit-for-bit unchanged.
         """
         return _EPS[x.dtype] + (4 + math.sqrt(self.blocks.members(x.shape)) / 4) * _EPS[wide_dtype(x.dtype)]
 
     def _seen(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
-        """``x`` as the blocks' geometry sees it, in a wide dtype, and the scale, which broadcasts against it."""
+        """``x`` as the blocks' geometry views it, in a wide dtype, and the scale, which broadcasts against it."""
         if x.dtype not in _EPS:
             raise TypeError(f"a tensor to be projected must have a floating-point dtype, got {x.dtype}")
         x = x.to(wide_dtype(x.dtype))
@@ -171,14 +170,14 @@ class BlockDomain(Domain):
         return x, s if s.dim() == x.dim() else s.reshape((1,) * (x.dim() - s.dim()) + s.shape)
 
 
-def _labels(geometry: Geometry, shape: Shape) -> Tensor:
-    """The number of the block that each entry lies in."""
+def _labels(geometry: Partition, shape: Shape) -> Tensor:
+    """The index of each entry's block."""
     numbers = torch.arange(geometry.scales(shape)).view(geometry.statistic_shape(shape))
     return numbers.expand(geometry.cut(shape)).reshape(-1)
 
 
 def set_number(domain: Domain, name: str, *, positive: bool = True) -> None:
-    """Make a field a float; an error that names it unless it is a number, positive and finite if asked for."""
+    """Convert a field to float. Raise an error that names it unless it is a number, positive and finite if required."""
     value, field = getattr(domain, name), f"{type(domain).__name__}: {name}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{field} must be a number, got {value!r}")

@@ -1,4 +1,4 @@
-"""Intervals for each entry."""
+"""An interval for each entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains.base import BlockDomain, set_number
-from matrix_adagrad.geometry import Entry, Geometry
+from matrix_adagrad.geometry import Entry, Partition
 
 __all__ = ["Box", "NonNegative", "WholeSpace"]
 
@@ -18,7 +18,7 @@ __all__ = ["Box", "NonNegative", "WholeSpace"]
 class Box(BlockDomain):
     """``low`` ≤ x ≤ ``high`` for each entry; either may be infinite.
 
-    Each entry has a set of its own, and so the projection is the same in every metric.
+    Each entry is constrained separately, so the projection is the same in every metric.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class Box(BlockDomain):
             raise ValueError(f"{type(self).__name__}: low must be at most high, got {self.low} and {self.high}")
 
     @property
-    def blocks(self) -> Geometry:
+    def blocks(self) -> Partition:
         return Entry()
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # noqa: ARG002
@@ -56,7 +56,7 @@ class Box(BlockDomain):
     def argmin(self, g: Tensor) -> Tensor:
         ends = [end for end, used in ((self.low, bool((g > 0).any())), (self.high, bool((g < 0).any()))) if used]
         if not all(map(math.isfinite, ends)):
-            raise ValueError(f"{self!r} has no bound where the linear function falls: it has no minimum")
+            raise ValueError(f"{self!r} is unbounded where the linear function falls, so there is no minimum")
         inside = min(max(0.0, self.low), self.high)  # where g is 0 any point will do
         lowest = torch.full_like(g, inside)
         return torch.where(g > 0, self.low, torch.where(g < 0, self.high, lowest)).to(g.dtype)

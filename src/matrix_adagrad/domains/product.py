@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains.base import Domain
-from matrix_adagrad.geometry import Geometry, Shape, as_geometry
+from matrix_adagrad.geometry import Geometry, Shape, as_partition
 
 __all__ = ["RowProduct"]
 
 
 @dataclass(frozen=True)
 class RowProduct(Domain):
-    """The first rows in one set, the next in another: pairs of a number of rows and the set that they lie in.
+    """The first rows in one set, the next in another. Each part is a pair: a number of rows, and their set.
 
     Example:
         Two rows of bounded norm together, then three rows that are distributions:
@@ -59,11 +59,11 @@ class RowProduct(Domain):
         return self._each(g, lambda domain, rows: domain.argmin(g[rows]))
 
     def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
-        geometry = as_geometry(geometry)
+        geometry = as_partition(geometry)
         if geometry.cut(shape)[0] != shape[0]:
             raise ValueError(f"{geometry!r} groups rows, which may lie in different parts of a RowProduct")
         widths = [domain.diameter(geometry, (rows, *shape[1:])) for rows, domain in self.parts if rows]
-        if 0 in geometry.dims(shape):  # a block goes through all parts, which are independent
+        if 0 in geometry.dims(shape):  # a block spans all parts, which are independent
             return math.sqrt(math.fsum(width**2 for width in widths))
         return max(widths, default=0.0)
 

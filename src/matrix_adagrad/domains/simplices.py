@@ -1,8 +1,8 @@
 r"""Simplices and ℓ₁ balls for the blocks of a geometry.
 
 In the metric S the projection of x onto a simplex is :math:`y_j = \max(0, x_j - \tau / s_j)`, where τ makes the sum
-right. An entry stays positive while :math:`\tau < s_j x_j`: sorting these finds τ exactly. An ℓ₁ ball is a simplex for
-the magnitudes of what lies outside.
+right. An entry stays positive while :math:`\tau < s_j x_j`, so sorting these products finds τ exactly. For a point
+outside an ℓ₁ ball, the projection is that of its magnitudes onto a simplex.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains.base import BlockDomain, set_number
-from matrix_adagrad.geometry import Column, Geometry, Row, Whole, as_geometry
+from matrix_adagrad.geometry import Column, Partition, Row, Whole, as_partition
 
 __all__ = ["ColumnSimplex", "L1Ball", "L1Balls", "RowSimplex", "Simplices"]
 
@@ -24,7 +24,7 @@ class _SumDomain(BlockDomain):
     """A set that bounds the sum of each block."""
 
     @property
-    def blocks(self) -> Geometry:
+    def blocks(self) -> Partition:
         return self.geometry  # type: ignore[attr-defined, no-any-return]
 
     def check_fits(self, name: str, x: Tensor) -> None:
@@ -35,7 +35,7 @@ class _SumDomain(BlockDomain):
             raise ValueError(f"{name} has shape {tuple(x.shape)}, without rows or columns: {self!r} is for matrices")
 
     def _flat(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor, torch.Size]:
-        """``x`` and its scales with a row for each block, and the shape before that."""
+        """``x`` and its scales with one row per block, and the shape before flattening."""
         self.check_fits("a tensor to be projected", x)
         seen, s = self._seen(x, scale)
         dims = self.blocks.dims(x.shape)
@@ -53,14 +53,14 @@ class _SumDomain(BlockDomain):
 
 @dataclass(frozen=True)
 class Simplices(_SumDomain):
-    """x ≥ 0 with the sum ``total`` for each block of a geometry."""
+    """x ≥ 0, with sum ``total`` over each block of a geometry."""
 
     total: float = 1.0
-    geometry: Geometry = field(default_factory=Row)
+    geometry: Partition = field(default_factory=Row)
 
     def __post_init__(self) -> None:
         set_number(self, "total")
-        object.__setattr__(self, "geometry", as_geometry(self.geometry))
+        object.__setattr__(self, "geometry", as_partition(self.geometry))
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         flat, s, moved = self._flat(x, scale)
@@ -89,11 +89,11 @@ class L1Balls(_SumDomain):
     """Σ|x| ≤ ``radius`` over each block of a geometry."""
 
     radius: float
-    geometry: Geometry = field(default_factory=Row)
+    geometry: Partition = field(default_factory=Row)
 
     def __post_init__(self) -> None:
         set_number(self, "radius")
-        object.__setattr__(self, "geometry", as_geometry(self.geometry))
+        object.__setattr__(self, "geometry", as_partition(self.geometry))
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         flat, s, moved = self._flat(x, scale)
@@ -117,10 +117,10 @@ class L1Balls(_SumDomain):
 
 
 def _onto_simplex(x: Tensor, s: Tensor, total: float) -> Tensor:
-    """The projection of each row of ``x`` onto the simplex of this sum, in the metric of ``s``."""
+    """The projection of each row of ``x`` onto the simplex with this sum, in the metric of ``s``."""
     if x.shape[1] == 0:
         return x
-    # A move by τ/s, with τ in units of the least scale of a row: these weights are at most 1.
+    # Move by τ/s, with τ in units of the row's smallest scale: these weights are at most 1.
     w = (s.amin(1, keepdim=True) / s).clamp_min(torch.finfo(x.dtype).tiny)
     ends = x / w  # an entry is positive while τ is below
     order = ends.argsort(1, descending=True)
@@ -137,7 +137,7 @@ def _onto_simplex(x: Tensor, s: Tensor, total: float) -> Tensor:
 
 @dataclass(frozen=True)
 class RowSimplex(Simplices):
-    """Each row is non-negative with the sum ``total``: rows as distributions.
+    """Each row is non-negative with sum ``total``: rows as distributions.
 
     Example:
         >>> import torch
@@ -146,18 +146,18 @@ class RowSimplex(Simplices):
                 [0., 1.]])
     """
 
-    geometry: Geometry = field(default_factory=Row, init=False, repr=False)
+    geometry: Partition = field(default_factory=Row, init=False, repr=False)
 
 
 @dataclass(frozen=True)
 class ColumnSimplex(Simplices):
-    """Each column is non-negative with the sum ``total``."""
+    """Each column is non-negative with sum ``total``."""
 
-    geometry: Geometry = field(default_factory=Column, init=False, repr=False)
+    geometry: Partition = field(default_factory=Column, init=False, repr=False)
 
 
 @dataclass(frozen=True)
 class L1Ball(L1Balls):
     """Σ|x| ≤ ``radius`` over the whole tensor."""
 
-    geometry: Geometry = field(default_factory=Whole, init=False, repr=False)
+    geometry: Partition = field(default_factory=Whole, init=False, repr=False)

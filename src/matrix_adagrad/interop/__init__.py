@@ -1,1 +1,1 @@
-"""Other people's trainers and optimizers: a module for each, which needs that package to be installed."""
+"""Interoperability with other trainers and optimizers: one module each, which needs that package installed."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from matrix_adagrad.bags import EmbeddingBag
 from matrix_adagrad.geometry import Row
-from matrix_adagrad.interop.exchange import NOT_THERE, check_kind, load, mean_statistic, refuse, regroup, steps
+from matrix_adagrad.interop.migration import NOT_THERE, check_kind, load_states, mean_statistic, refuse, regroup, steps
 from matrix_adagrad.optim import MatrixAdaGrad, RowAdaGrad
 from matrix_adagrad.optim.state import STEP
 
@@ -35,23 +35,23 @@ _NO_DECAY = "FBGEMM's CPU kernel for pooled tables of one feature ignores it"
 
 
 def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Table], RowAdaGrad]:
-    r"""Embeddings and a `RowAdaGrad` that go on where FBGEMM's tables with ``EXACT_ROWWISE_ADAGRAD`` are.
+    r"""Embeddings and a `RowAdaGrad` that continue from FBGEMM tables with ``EXACT_ROWWISE_ADAGRAD``.
 
-    Both divide the gradient of a row in the batch by the root of its mean squares so far:
+    Both divide the gradient of each row in the batch by the root of its accumulated mean squares:
 
     .. math:: V_{t,i} = V_{t-1,i} + \tfrac1n \|G_{t,i,:}\|_2^2, \qquad
         X_{t+1,i,:} = X_{t,i,:} - \eta\, G_{t,i,:} / (\sqrt{V_{t,i}} + \epsilon)
 
-    and with weight decay, where FBGEMM applies it, both decay the rows of the batch alone: L2's gradient is part of G.
+    With weight decay, where FBGEMM applies it, both decay only the rows in the batch: the L2 gradient is part of G.
 
     Args:
-        tables: FBGEMM's, on the CPU and in float32. Its gradient clipping, ``max_norm`` and other modes of weight decay
-            are refused, and so is a weight decay that FBGEMM is given and does not apply.
+        tables: FBGEMM's module, on the CPU and in float32. Gradient clipping, ``max_norm`` and other weight decay modes
+            are refused. So is a weight decay that FBGEMM is given but does not apply.
 
     Returns:
-        A module for each feature, with a copy of its table: an `EmbeddingBag` (``sparse=True``) with the pooling mode,
-        to be called with FBGEMM's indices and offsets, or without pooling an ``nn.Embedding(sparse=True)``. Features of
-        one table have the same module. And the optimizer, with a copy of the state.
+        One module per feature, with a copy of its table, and the optimizer, with a copy of the state. With pooling, a
+        module is an `EmbeddingBag` (``sparse=True``) in the same mode; call it with FBGEMM's indices and offsets.
+        Without pooling, it is an ``nn.Embedding(sparse=True)``. Features that share a table share a module.
 
     Example:
         >>> import torch
@@ -95,23 +95,23 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
     )
     sums = [statistic.view(-1, 1) for (statistic,) in tables.split_optimizer_states()]
     states = {weight: {STEP: tables.iter.item(), "sum": own} for weight, own in zip(weights, sums, strict=True)}
-    load(optimizer, states, "FBGEMM")
+    load_states(optimizer, states, "FBGEMM")
     return [modules[table] for table in features], optimizer
 
 
 def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBatchedEmbeddingBagsCodegen:
-    r"""FBGEMM's tables with ``EXACT_ROWWISE_ADAGRAD``, on the CPU, that go on where a `RowAdaGrad` is.
+    r"""FBGEMM tables with ``EXACT_ROWWISE_ADAGRAD``, on the CPU, that continue from the state of a `RowAdaGrad`.
 
-    FBGEMM has one learning rate (in float32), ``eps`` and weight decay for all its tables. They change with
-    ``set_learning_rate`` and ``update_hyper_parameters``: schedulers of the optimizer do not reach them. A run with
-    ``reduction="sum"`` is carried over with ``lr / √n`` and ``eps / √n``, and then all tables must have one width n.
+    FBGEMM has one learning rate (in float32), one ``eps`` and one weight decay for all its tables. Change them with
+    ``set_learning_rate`` and ``update_hyper_parameters``: the optimizer's schedulers do not reach them. A run with
+    ``reduction="sum"`` is carried over with ``lr / √n`` and ``eps / √n``. Then all tables must have the same width n.
 
     Args:
-        tables: a module for each feature, ``nn.EmbeddingBag`` with the mode ``"sum"`` or ``"mean"``, or
-            ``nn.Embedding``; in float32, with widths that 4 divides. Features of one table, which give the same module,
-            are next to each other.
-        optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` that scales them by row. Its other parameters stay with it.
-            ``domain``, ``maximize``, ``capturable``, ``differentiable`` are refused, and weight decay where FBGEMM
+        tables: one module per feature, in float32, with widths divisible by 4. Each is an ``nn.EmbeddingBag`` with mode
+            ``"sum"`` or ``"mean"``, or an ``nn.Embedding``. Features that share a table pass the same module, and must
+            be next to each other.
+        optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` that scales the tables by row. It keeps its other parameters.
+            ``domain``, ``maximize``, ``capturable`` and ``differentiable`` are refused. So is weight decay where FBGEMM
             ignores it: for bags of one feature.
 
     Returns:
@@ -163,7 +163,7 @@ def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBa
 
 
 class _Found(NamedTuple):
-    """A table in an optimizer, and its options at FBGEMM."""
+    """A table in an optimizer, and its FBGEMM options."""
 
     name: str
     weight: Tensor
@@ -181,7 +181,7 @@ class _Found(NamedTuple):
 
 
 def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that FBGEMM is given, by the mean; an error for what it does not have."""
+    """The options for FBGEMM, with the mean. Raises an error for what it does not support."""
     shape, geometry = tuple(weight.shape), group["geometry"]
     refuse(group, {**NOT_THERE, "maximize": "negate the loss"}, "FBGEMM")
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
@@ -204,12 +204,12 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
 
 
 def _decays(pooling: PoolingMode, features: list[int]) -> bool:
-    """Whether FBGEMM's CPU kernels apply weight decay to all tables: the fast one, for the common case, does not."""
+    """Whether FBGEMM's CPU kernels apply weight decay to all tables. The fast kernel, for the common case, does not."""
     return pooling == PoolingMode.NONE or all(features.count(table) > 1 for table in features)
 
 
 def _pooling(tables: Sequence[Table]) -> PoolingMode:
-    """The pooling mode of modules, the same for all; an error for what FBGEMM's lookup does not do."""
+    """The pooling mode shared by all modules. Raises an error for what FBGEMM's lookup does not support."""
     if not isinstance(tables, Sequence) or not tables or not all(isinstance(table, Table) for table in tables):
         raise TypeError(f"tables must be a list of nn.EmbeddingBag or nn.Embedding, at least one, got {tables!r}")
     modes = {table.mode if isinstance(table, nn.EmbeddingBag) else "none" for table in tables}
@@ -221,7 +221,7 @@ def _pooling(tables: Sequence[Table]) -> PoolingMode:
     for number, table in enumerate(tables):
         for option in ("max_norm", "scale_grad_by_freq", "padding_idx"):
             value = getattr(table, option)
-            if value is not None and value is not False:  # a padding_idx of 0 is one
+            if value is not None and value is not False:  # a padding_idx of 0 counts
                 raise ValueError(f"{option}={value} of table {number} cannot be carried over to FBGEMM")
     return found[0]
 
@@ -230,7 +230,7 @@ def _module(weight: Tensor, pooling: PoolingMode) -> Table:
     (rows, width), mode = weight.shape, pooling.name.lower()
     if pooling == PoolingMode.NONE:
         return nn.Embedding(rows, width, _weight=weight, sparse=True)
-    # FBGEMM's offsets have the end of the last bag.
+    # FBGEMM's offsets include the end of the last bag.
     return EmbeddingBag(rows, width, _weight=weight, mode=mode, sparse=True, include_last_offset=True)
 
 

@@ -1,11 +1,11 @@
-"""A callback for Lightning's Trainer, of the package ``lightning`` or ``pytorch_lightning``."""
+"""A callback for Lightning's Trainer, from the package ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from matrix_adagrad.advisor import Probe, Report
+from matrix_adagrad.advisor import Probe, ProbeReport
 from matrix_adagrad.interop.recorder import Recorder
 
 try:
@@ -20,18 +20,18 @@ __all__ = ["ProbeCallback"]
 
 
 class ProbeCallback(Callback):
-    """A `Probe` for the length of a fit, whose numbers go to the trainer's loggers.
+    """Attaches a `Probe` for the duration of a fit, and sends its numbers to the trainer's loggers.
 
-    It looks at gradients as they are stepped along: accumulated, unscaled and clipped. A fit that is resumed is seen
-    from there on. When a fit fails, the probe is detached, and `probe` has what it saw.
+    It observes gradients as the optimizer sees them: accumulated, unscaled and clipped. A resumed fit is observed from
+    where it resumes. If a fit fails, the probe is detached, and `probe` keeps its measurements.
 
     Args:
-        every: look at every so many steps; without it, as often as a thirtieth of the time allows.
-        log_every: steps between numbers in the loggers.
-        path: a JSON file for the report at the end.
+        every: observe one step in ``every``. By default, as many steps as fit in a thirtieth of the training time.
+        log_every: steps between logged numbers.
+        path: a JSON file for the final report.
 
     Attributes:
-        report: of the last fit, once it has ended.
+        report: the report of the last fit, once it has ended.
 
     Example:
         >>> from matrix_adagrad.interop.lightning import ProbeCallback
@@ -44,11 +44,11 @@ class ProbeCallback(Callback):
     def __init__(self, *, every: int | None = None, log_every: int = 100, path: str | Path | None = None) -> None:
         super().__init__()
         self._recorder = Recorder(every=every, log_every=log_every, path=path)
-        self.report: Report | None = None
+        self.report: ProbeReport | None = None
 
     @property
     def probe(self) -> Probe | None:
-        """The probe of the last fit, also while it goes on."""
+        """The probe of the current or the last fit."""
         return self._recorder.probe
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -64,4 +64,4 @@ class ProbeCallback(Callback):
         self.report = self._recorder.end(writes=trainer.is_global_zero)
 
     def on_exception(self, *_: Any) -> None:
-        self._recorder.stop()  # no report: other machines may never come to add theirs
+        self._recorder.stop()  # no report: other ranks may never arrive with theirs

@@ -1,4 +1,4 @@
-"""A probe for the length of a trainer's run: what the trainers' callbacks have in common."""
+"""A probe attached for a trainer's run: what the trainer callbacks share."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
-from matrix_adagrad.advisor import Probe, Report
+from matrix_adagrad.advisor import Probe, ProbeReport
 from matrix_adagrad.files import write
 
 __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Attaches a probe when a run begins, gives its numbers every so many steps, and keeps the report of the end.
+    """Attaches a probe when a run begins, returns its numbers every ``log_every`` steps, and its report at the end.
 
     Args:
-        every: look at every so many steps; without it, as often as a thirtieth of the time allows.
-        log_every: steps between numbers.
+        every: observe one step in ``every``. By default, as many steps as fit in a thirtieth of the training time.
+        log_every: steps between logged numbers.
         path: a JSON file for the report.
 
     Example:
@@ -49,14 +49,14 @@ class Recorder:
         self._logged = 0
 
     def begin(self, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], step: int = 0) -> None:
-        """Look from now on, after so many steps, and forget an earlier run."""
+        """Start a new probe, after ``step`` steps of training."""
         self.stop()
         self.probe = Probe(model, optimizer, every=self.every)
         self.probe.attach()
         self._logged = step
 
     def scalars(self, step: int) -> dict[str, float]:
-        """The numbers to log after this step, by name: none at most steps. All machines must call it together."""
+        """The numbers to log after this step, by name; empty at most steps. All ranks must call this together."""
         # Several optimizers may take several steps between two calls.
         if self.probe is None or step // self.log_every == self._logged // self.log_every:
             return {}
@@ -64,12 +64,12 @@ class Recorder:
         return self.probe.report().scalars()
 
     def stop(self) -> None:
-        """Look no longer. What was seen stays in the probe."""
+        """Detach the probe, which keeps its measurements."""
         if self.probe is not None:
             self.probe.detach()
 
-    def end(self, *, writes: bool = True) -> Report | None:
-        """The report, and the file of it, if this machine ``writes``. All machines must call it together."""
+    def end(self, *, writes: bool = True) -> ProbeReport | None:
+        """The report. The rank that ``writes`` saves it. All ranks must call this together."""
         if self.probe is None:
             return None
         self.stop()

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from matrix_adagrad.geometry import Row
-from matrix_adagrad.interop.exchange import check_kind, groups_from, groups_to, load, store
+from matrix_adagrad.interop.migration import check_kind, groups_from, groups_to, load_states, store_states
 from matrix_adagrad.optim import MatrixAdaGrad, RowAdaGrad
 
 try:
@@ -23,18 +23,18 @@ _OPTIONS = ("lr", "eps", "weight_decay", "initial_accumulator_value", "maximize"
 
 
 def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
-    r"""A `RowAdaGrad` that goes on where TorchRec's ``RowWiseAdagrad`` is.
+    r"""A `RowAdaGrad` that continues from the state of a TorchRec ``RowWiseAdagrad``.
 
-    Both divide a row's gradient by the root of its mean squares so far, the gradient of an L2 penalty included:
+    Both divide a row's gradient, including the L2 penalty's, by the root of its accumulated mean squares:
 
     .. math:: V_{t,i} = V_{t-1,i} + \tfrac1n \|G_{t,i,:}\|_2^2, \qquad
         X_{t+1,i,:} = X_{t,i,:} - \eta\, G_{t,i,:} / (\sqrt{V_{t,i}} + \epsilon)
 
     The parameters are the same objects, the state is a copy, and the groups keep their options and names. Gradients may
-    be sparse from now on; weight decay then acts on the rows of the batch alone.
+    be sparse from now on; weight decay then acts only on the rows in the batch.
 
     Args:
-        optimizer: TorchRec's. One with ``lr_decay`` is refused.
+        optimizer: TorchRec's optimizer. ``lr_decay`` is refused.
 
     Example:
         >>> import torch
@@ -55,20 +55,20 @@ def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
                 raise ValueError(f"a parameter has shape {tuple(param.shape)}: TorchRec's steps are for matrices only")
     defaults: dict[str, Any] = copy.deepcopy({name: optimizer.defaults[name] for name in _OPTIONS})
     ours = RowAdaGrad(list(groups_from(optimizer, Row(), "mean")), reduction="mean", **defaults)
-    load(ours, optimizer.state, "TorchRec")
+    load_states(ours, optimizer.state, "TorchRec")
     return ours
 
 
 def to_torchrec(optimizer: MatrixAdaGrad) -> RowWiseAdagrad:
-    r"""A ``RowWiseAdagrad`` of TorchRec that goes on where a `RowAdaGrad` is.
+    r"""A TorchRec ``RowWiseAdagrad`` that continues from the state of a `RowAdaGrad`.
 
     The parameters are the same objects, the state is a copy. A run with ``reduction="sum"`` is carried over with
-    ``lr / √n`` and ``eps / √n``, in a group for each width n. TorchRec takes matrices and dense gradients only.
+    ``lr / √n`` and ``eps / √n``, with one group for each width n. TorchRec supports only matrices and dense gradients.
 
     Args:
-        optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` whose groups scale by row. What TorchRec does not have is
+        optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` whose groups scale by row. What TorchRec does not support is
             refused: vectors, other geometries, ``domain``, ``decoupled_weight_decay``, ``capturable``,
-            ``differentiable``; and parameters narrower than float32.
+            ``differentiable``. So are parameters narrower than float32.
 
     Example:
         >>> import torch
@@ -91,5 +91,5 @@ def to_torchrec(optimizer: MatrixAdaGrad) -> RowWiseAdagrad:
         group["lr"] = float(group["lr"])  # a tensor of shape (1,) makes its step fail
     defaults = {name: optimizer.defaults[name] for name in _OPTIONS}
     theirs = RowWiseAdagrad(groups, **{**defaults, "lr": float(defaults["lr"])})
-    store(optimizer, theirs)
+    store_states(optimizer, theirs)
     return theirs

@@ -1,11 +1,11 @@
-"""A callback for the Trainer of Hugging Face's Transformers."""
+"""A callback for the Trainer in Hugging Face Transformers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from matrix_adagrad.advisor import Probe, Report
+from matrix_adagrad.advisor import Probe, ProbeReport
 from matrix_adagrad.interop.recorder import Recorder
 
 try:
@@ -22,20 +22,20 @@ _REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
 
 
 class ProbeCallback(TrainerCallback):
-    """A `Probe` for the length of a training, whose numbers go where the trainer reports to.
+    """Attaches a `Probe` for the duration of a training run, and sends its numbers wherever the trainer reports.
 
-    It looks at gradients as they are stepped along: accumulated, unscaled and clipped. The numbers go to TensorBoard,
-    W&B and the other integrations of ``report_to``; they are too many for the console and for the trainer's own
-    history. A training that is resumed is seen from there on.
+    It observes gradients as the optimizer sees them: accumulated, unscaled and clipped. The numbers go to TensorBoard,
+    W&B and the other integrations in ``report_to``. There are too many for the console and the trainer's own history. A
+    resumed run is observed from where it resumes.
 
     Args:
-        trainer: the trainer, which gets the callback with ``add_callback``.
-        every: look at every so many steps; without it, as often as a thirtieth of the time allows.
-        log_every: steps between numbers.
-        path: a JSON file for the report at the end.
+        trainer: the trainer that the callback is added to.
+        every: observe one step in ``every``. By default, as many steps as fit in a thirtieth of the training time.
+        log_every: steps between logged numbers.
+        path: a JSON file for the final report.
 
     Attributes:
-        report: of the last training, once it has ended.
+        report: the report of the last training run, once it has ended.
 
     Example:
         >>> import tempfile
@@ -59,11 +59,11 @@ class ProbeCallback(TrainerCallback):
             raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}: its loggers get the numbers")
         self._trainer = trainer
         self._recorder = Recorder(every=every, log_every=log_every, path=path)
-        self.report: Report | None = None
+        self.report: ProbeReport | None = None
 
     @property
     def probe(self) -> Probe | None:
-        """The probe of the last training, also while it goes on, or if it failed."""
+        """The probe of the last training run, even while it is running or if it failed."""
         return self._recorder.probe
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.machinery
+import itertools
 import logging
 import os
 import struct
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,10 +23,11 @@ __all__ = [
     "MOVE",
     "NO_MEMORY",
     "READ",
-    "RULE",
-    "TENSOR_FIELDS",
+    "TENSOR",
+    "expect_config",
     "load",
     "missing",
+    "pack_config",
     "threads",
 ]
 
@@ -33,10 +37,16 @@ DTYPES = {dtype: i for i, dtype in enumerate((torch.float32, torch.float64, torc
 # A table with a sparse gradient has fewer: a row and its place share 64 bits.
 MOST_ROWS = 1 << 32
 
-# The number of the interface of kernels.h, and its structs: `tensor`, with so many fields of 8 bytes, and `rule`.
-INTERFACE = 1
-TENSOR_FIELDS = 25
-RULE = "5d4qQ"
+# The number of the functions' interface, and the fields of the struct `tensor` of kernels.h.
+INTERFACE = 2
+TENSOR = (
+    *(f"{array}.{part}" for array in ("x", "g", "average", "statistic") for part in ("data", "outer", "inner")),
+    *("outer", "inner", "kind", "dtype", "step", "step_is_f64", "index", "nnz"),
+    *("divisor", "sums", "stream", "offsets", "bags"),
+)
+
+# The types of fields in C, and their characters in the formats of `struct`. Each has 8 bytes.
+_FORMATS = {"double": "d", "int64_t": "q", "uint64_t": "Q", "pointer": "q"}
 
 # What a step does to its tensors: one of both is asked for where parts of a block lie on other machines.
 READ, MOVE = 1, 2
@@ -79,13 +89,16 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_Process.forked)
-    library.matrix_adagrad_layout.restype = ctypes.c_int64
-    if library.matrix_adagrad_layout() != INTERFACE << 48 | 8 * TENSOR_FIELDS << 32 | struct.calcsize(RULE):
-        raise OSError("it is of another version: reinstall")
+    library.matrix_adagrad_interface.restype = ctypes.c_int64
+    library.matrix_adagrad_fields.restype, library.matrix_adagrad_fields.argtypes = ctypes.c_char_p, [ctypes.c_int64]
+    if (found := library.matrix_adagrad_interface()) != INTERFACE:
+        raise OSError(f"it is of another version: its interface is number {found}, not {INTERFACE}: reinstall")
+    _check_fields("config", sorted(_expected_config), sorted(_fields(library, 0)))
+    _check_fields("tensor", TENSOR, _fields(library, 1))
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures = {
-        "step": (number, [pointer, number, ctypes.c_char_p, number, number, pointer, number]),
-        "sparse_step": (number, [pointer, number, ctypes.c_char_p, number, pointer, number]),
+        "step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, number, pointer, number]),
+        "sparse_step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, pointer, number]),
         "sum_bags": (number, [pointer, *[number] * 4, pointer, number, pointer, number, pointer, number]),
         "use_at_most": (None, [number]),
         "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),
@@ -94,6 +107,41 @@ def load() -> ctypes.CDLL:
         function = getattr(library, f"matrix_adagrad_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+_expected_config: set[str] = set()
+
+
+def expect_config(names: Iterable[str]) -> None:
+    """The fields that the struct `config` must have, by their names in Python; for when the library is loaded."""
+    _expected_config.update(names)
+
+
+def _check_fields(name_of_struct: str, expected: Iterable[str], found: Iterable[str]) -> None:
+    for name, own in itertools.zip_longest(expected, found, fillvalue="no field"):
+        if name != own:
+            raise OSError(f"it is of another version: its {name_of_struct} has {own}, not {name}: reinstall")
+
+
+def _fields(library: ctypes.CDLL, which: int) -> dict[str, str]:
+    fields = dict(field.split(":") for field in library.matrix_adagrad_fields(which).decode().split())
+    for name, type_ in fields.items():
+        if type_ not in _FORMATS:
+            raise OSError(f"it is of another version: its {name} is of type {type_}: reinstall")
+    return {name: _FORMATS[type_] for name, type_ in fields.items()}
+
+
+@functools.cache
+def _config_format() -> tuple[dict[str, type[float]], Callable[..., bytes]]:
+    fields = _fields(load(), 0)
+    types = {name: float if char == "d" else int for name, char in fields.items()}
+    return types, struct.Struct("".join(fields.values())).pack
+
+
+def pack_config(numbers: Mapping[str, Any]) -> bytes:
+    """The struct `config` with these numbers, by name."""
+    types, pack = _config_format()
+    return pack(*[as_type(numbers[name]) for name, as_type in types.items()])
 
 
 class _Process:

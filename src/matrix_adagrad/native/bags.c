@@ -1,7 +1,7 @@
-/* Bags of rows, summed: the forward pass of an embedding whose gradient sparse.c takes.
+/* Sums of bags of rows: the forward pass of an embedding whose gradient sparse.c takes.
 
-   Others may write to the lists of rows and of bags meanwhile: each number is read once, and copied before it is checked, so
-   that no row is followed which the table has not. */
+   Other threads may write to the index and the offsets meanwhile. Each number is read once and copied before it is
+   checked, so that no row outside of the table is accessed. */
 
 #include "kernels.h"
 #include "threads.h"
@@ -10,92 +10,106 @@
 #include <stdlib.h>
 
 enum {
-    LISTED = 512, /* rows that are copied at a time, unless one bag has more */
-    SOON = 32,    /* rows after them, at most, that are fetched ahead */
+    BATCH_INDICES = 512, /* indices that are copied at a time, unless a single bag has more */
 };
 
-enum { SUMMED, MISSING, NO_MEMORY };
+enum { SUMMED, OUT_OF_RANGE, NO_MEMORY };
 
 typedef struct {
-    const arithmetic *stored, *real;
+    const arithmetic *stored_ops, *real_ops;
     const void *table;
-    int64_t rows, columns, row; /* `row`: from one row to the next */
+    int64_t rows, columns, row_stride; /* row_stride in entries */
     const int64_t *index, *offsets;
-    int64_t length; /* of the index */
+    int64_t index_count;
     void *out;
-} work;
+} bag_sum;
 
-/* Where bags begin, from bag b on, and where the last one ends; whether that lies in the index and never falls. */
-static int read_starts(const work *w, int64_t b, int64_t bags, int64_t *starts)
+/* Copies the offsets of some bags from bag b on, and that of their end; returns whether they ascend and lie within the
+   index. */
+static int read_starts(const bag_sum *w, int64_t b, int64_t bags, int64_t *starts)
 {
-    int known = 1;
+    int is_valid = 1;
     for (int64_t k = 0, before = 0; k <= bags; before = starts[k++]) {
         starts[k] = read_once(w->offsets + b + k);
-        known &= before <= starts[k] && starts[k] <= w->length;
+        is_valid &= before <= starts[k] && starts[k] <= w->index_count;
     }
-    return known;
+    return is_valid;
 }
 
-/* How many of the bags have few rows together; at least one. */
-static int64_t bags_at_a_time(const int64_t *starts, int64_t bags)
+/* How many of the bags have at most BATCH_INDICES indices in all; at least one. */
+static int64_t bags_per_batch(const int64_t *starts, int64_t bags)
 {
     int64_t count = 1;
-    while (count < bags && starts[count + 1] - starts[0] <= LISTED) count++;
+    while (count < bags && starts[count + 1] - starts[0] <= BATCH_INDICES) count++;
     return count;
 }
 
-/* Rows from `start` on, `count` of them; whether the table has them. Those after them, up to `end`, may be any. */
-static int read_rows(const work *w, int64_t start, int64_t count, int64_t end, uint64_t *rows)
+/* Copies `listed` indices from `start` on; returns whether the first `count` are rows of the table. The others are only
+   prefetched. */
+static int read_rows(const bag_sum *w, int64_t start, int64_t count, int64_t listed, uint64_t *rows)
 {
     const int64_t *index = w->index + start;
-    uint64_t last = 0;
+    uint64_t max_row = 0;
     for (int64_t k = 0; k < count; k++) {
         rows[k] = (uint64_t)read_once(index + k);
-        last = rows[k] > last ? rows[k] : last;
+        max_row = rows[k] > max_row ? rows[k] : max_row;
     }
-    for (int64_t k = count; k < end; k++) rows[k] = (uint64_t)read_once(index + k);
-    return !count || last < (uint64_t)w->rows;
+    for (int64_t k = count; k < listed; k++) rows[k] = (uint64_t)read_once(index + k);
+    return !count || max_row < (uint64_t)w->rows;
 }
 
-static int sum(const work *w, int64_t b, int64_t bags, const int64_t *starts)
+static int sum_bags(const bag_sum *w, int64_t b, int64_t bags, const int64_t *starts)
 {
-    float wide[TILE]; /* where sums are rounded they are here first */
-    uint64_t few[LISTED + SOON];
-    int64_t places[ROWS + 1], count = starts[bags] - starts[0], end = least(count + SOON, w->length - starts[0]);
-    int64_t longest = w->stored == w->real ? w->columns : least(w->columns, TILE);
-    uint64_t *rows = end <= LISTED + SOON ? few : malloc((size_t)end * sizeof *rows);
+    float real_sums[TILE_ENTRIES]; /* sums that are rounded to a narrower dtype afterwards */
+    uint64_t on_stack[BATCH_INDICES + PREFETCH_ROWS];
+    int64_t segment_starts[TILE_ROWS + 1], count = starts[bags] - starts[0];
+    int64_t listed = min(count + PREFETCH_ROWS, w->index_count - starts[0]);
+    int64_t max_columns = w->stored_ops == w->real_ops ? w->columns : min(w->columns, TILE_ENTRIES);
+    uint64_t *rows = listed <= BATCH_INDICES + PREFETCH_ROWS ? on_stack : malloc((size_t)listed * sizeof *rows);
     if (!rows) return NO_MEMORY;
-    for (int64_t k = 0; k <= bags; k++) places[k] = starts[k] - starts[0];
-    int known = read_rows(w, starts[0], count, end, rows);
-    for (int64_t j = 0, n; n = least(longest, w->columns - j), known && j < w->columns; j += n) {
-        const void *table = at(w->table, j, w->stored->size);
-        void *to = at(w->out, b * w->columns + j, w->stored->size), *sums = w->stored == w->real ? to : wide;
-        w->stored->gather(table, w->row, 1, rows, end, places, bags, n, sums);
-        if (sums == wide) w->stored->store(wide, to, w->columns, 1, NULL, bags, n, 0, 0, 0);
+    for (int64_t k = 0; k <= bags; k++) segment_starts[k] = starts[k] - starts[0];
+    int is_valid = read_rows(w, starts[0], count, listed, rows);
+    for (int64_t j = 0, n; n = min(max_columns, w->columns - j), is_valid && j < w->columns; j += n) {
+        const void *table = entry_at(w->table, j, w->stored_ops->entry_bytes);
+        void *to = entry_at(w->out, b * w->columns + j, w->stored_ops->entry_bytes);
+        void *sums = w->stored_ops == w->real_ops ? to : real_sums;
+        w->stored_ops->gather_sums(table, w->row_stride, 1, rows, listed, segment_starts, bags, n, sums);
+        if (sums == real_sums) w->stored_ops->store(real_sums, to, w->columns, 1, NULL, bags, n, 0, 0, 0);
     }
-    if (rows != few) free(rows);
-    return known ? SUMMED : MISSING;
+    if (rows != on_stack) free(rows);
+    return is_valid ? SUMMED : OUT_OF_RANGE;
 }
 
-/* Row b of `out` is the sum of the table's rows that `index` lists from offsets[b] on. Returns SUMMED, or what was wrong:
-   a row that is not in the table or a bag that is not in the index, or no memory. Some sums are missing then. */
-EXPORT int64_t matrix_adagrad_sum_bags(const void *table, int64_t rows, int64_t columns, int64_t row, int64_t dtype,
-                                       const int64_t *index, int64_t length, const int64_t *offsets, int64_t bags,
-                                       void *out, int64_t threads)
+/* Row b of `out` is the sum of the table's rows that `index` lists from offsets[b] on. Returns SUMMED; or OUT_OF_RANGE,
+   for an index that is not a row of the table or a bag that is not within the index; or NO_MEMORY. Some sums are
+   missing then. */
+EXPORT int64_t matrix_adagrad_sum_bags(const void *table, int64_t rows, int64_t columns, int64_t row_stride,
+                                       int64_t dtype, const int64_t *index, int64_t index_count, const int64_t *offsets,
+                                       int64_t bags, void *out, int64_t threads)
 {
-    const work w = {arithmetic_of(dtype), arithmetic_of(dtype == F64 ? F64 : F32),
-                    table, rows, columns, row, index, offsets, length, out};
-    int64_t result = SUMMED, batch = most(1, least(ROWS, TILE / most(1, columns)));
-    if (length * columns <= SERIAL) threads = 1;
-    PARALLEL_FOR
+    const bag_sum w = {
+        .stored_ops = arithmetic_of(dtype),
+        .real_ops = real_arithmetic_of(dtype),
+        .table = table,
+        .rows = rows,
+        .columns = columns,
+        .row_stride = row_stride,
+        .index = index,
+        .offsets = offsets,
+        .index_count = index_count,
+        .out = out,
+    };
+    int64_t result = SUMMED, batch = copied_rows(columns);
+    if (index_count * columns <= SERIAL_ENTRIES) threads = 1;
+    PARALLEL_FOR_DYNAMIC
     for (int64_t b = 0; b < bags; b += batch) {
-        int64_t starts[ROWS + 1], count = least(batch, bags - b);
-        int here = read_starts(&w, b, count, starts) ? SUMMED : MISSING;
-        for (int64_t k = 0, n; here == SUMMED && k < count; k += n) {
-            n = bags_at_a_time(starts + k, count - k);
-            here = sum(&w, b + k, n, starts + k);
+        int64_t starts[TILE_ROWS + 1], count = min(batch, bags - b);
+        int status = read_starts(&w, b, count, starts) ? SUMMED : OUT_OF_RANGE;
+        for (int64_t k = 0, n; status == SUMMED && k < count; k += n) {
+            n = bags_per_batch(starts + k, count - k);
+            status = sum_bags(&w, b + k, n, starts + k);
         }
-        if (here != SUMMED) tell(&result, here);
+        if (status != SUMMED) report(&result, status);
     }
     return result;
 }

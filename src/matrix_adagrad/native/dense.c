@@ -1,537 +1,407 @@
 /* The step of `step/reference.py` for a list of tensors with dense gradients. */
 
-#include "kernels.h"
+#include "step.h"
 #include "threads.h"
 
-#include <math.h>
 #include <string.h>
 
-extern const arithmetic *const ARITHMETIC_ANYWHERE[DTYPES], *const ARITHMETIC_AVX2[DTYPES],
-    *const ARITHMETIC_AVX512[DTYPES];
-
-enum { ANYWHERE, AVX2, AVX512 };
-static int64_t widest = AVX512;
-
-/* The bits are the same with wider registers and with narrower ones; tests look at both. */
-EXPORT void matrix_adagrad_use_at_most(int64_t width) { widest = width; }
-
-const arithmetic *arithmetic_of(int64_t dtype)
+/* The buffers of a thread: copies of a tile, and two stripes of column sums. */
+static int64_t bytes_per_thread(const tensor *t)
 {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HAS(feature) __builtin_cpu_supports(feature)
-    if (widest >= AVX2 && HAS("avx2") && HAS("bmi2") && HAS("fma") && HAS("f16c")) {
-        int is_wide = HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl");
-        return (widest >= AVX512 && is_wide ? ARITHMETIC_AVX512 : ARITHMETIC_AVX2)[dtype];
-    }
-#undef HAS
-#endif
-    return ARITHMETIC_ANYWHERE[dtype];
+    return (TILE_COPIES * TILE_ENTRIES + (t->kind == PER_INNER ? 2 * STRIPE_COLUMNS : 0)) * real_bytes_of(t);
 }
 
-static settings settings_at(double step, const tensor *t, const rule *r)
+static void plan_dense(const tensor *t, const settings *s, int passes, work *w)
 {
-    int corrected = r->momentum && r->bias_correction;
-    settings s = {
-        .lr = corrected && r->beta1 > 0 ? r->lr / -expm1(step * log1p(r->beta1 - 1)) : r->lr,
-        .variance = corrected && r->beta2 > 0 ? 1 / -expm1(step * log1p(r->beta2 - 1)) : 1,
-        .eps = r->eps,
-        .keep = r->momentum ? r->beta2 : 1,
-        .fresh = (r->momentum ? 1 - r->beta2 : 1) / (double)t->members,
-        .beta1 = r->beta1,
-        .join = 1 - r->beta1,
-        .sign = r->maximize ? -1 : 1,
-        .l2 = r->decoupled ? 0 : r->weight_decay,
-        .shrink = r->decoupled ? 1 - r->lr * r->weight_decay : 1,
-        .momentum = r->momentum,
-        .seed = t->dtype == BF16 && r->seed ? (r->seed + t->number * 0x9e3779b97f4a7c15u) | 1 : 0,
-    };
-    return s;
+    plan_work(t, s, passes, NULL, w);
+    int64_t in_place = t->kind == PER_INNER ? STRIPE_COLUMNS : IN_PLACE_COLUMNS;
+    int64_t copied = t->kind == PER_INNER ? TILE_ENTRIES / 4 : TILE_ENTRIES;
+    w->tile_columns = max(1, min(t->inner, w->staged ? copied : in_place));
+    w->fused = t->kind == PER_OUTER && passes == (READ | MOVE) && t->inner <= w->tile_columns;
+    w->tile_rows = w->staged ? copied_rows(w->tile_columns) : w->fused ? t->outer : TILE_ROWS;
+    w->buffer_entries = TILE_ENTRIES;
 }
 
-settings begin_step(const tensor *t, const rule *r)
-{
-    if (t->step_is_f64) return settings_at(*(double *)t->step += 1, t, r);
-    return settings_at(*(float *)t->step += 1, t, r);
-}
+/* -------------------------------------------------------------------------------------------------------- regions */
 
-static settings settings_of(const tensor *t, const rule *r, int what)
-{
-    if (what == (READ | MOVE)) return begin_step(t, r);
-    return settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t, r);
-}
-
-/* ---------------------------------------------------------------------------------------------------------- tiles */
-
-typedef struct {
-    const tensor *t;
-    const settings *s;
-    int what;                     /* READ, MOVE or both */
-    const arithmetic *stored, *f; /* of the entries as they are in memory, and of those in a tile */
-    int staged;                   /* tiles are copies, for entries are not neighbours, or not yet what the rule asks for */
-    int at_once;                  /* rows are read and moved in one go */
-    int64_t rows, columns;        /* of a tile, at most */
-    char *rooms;                  /* of all threads, one behind the other */
-    int64_t room_bytes;           /* from one of them to the next; 0 where one thread works alone, whatever its number */
-} work;
-
-/* What a thread has besides the tensors: copies of a tile, and sums by column, of a few rows and of all. */
-typedef struct {
-    void *x, *g, *average, *v, *level, *sums;
-} buffers;
-
-static int64_t room_bytes(const tensor *t)
-{
-    int64_t real = t->dtype == F64 ? sizeof(double) : sizeof(float);
-    return (4 * TILE + (t->kind == PER_INNER ? 2 * STRIPE : 0)) * real;
-}
-
-static buffers room_here(const work *w)
-{
-    int64_t copy = TILE * w->f->real, stripe = STRIPE * w->f->real;
-    char *x = w->rooms + thread_number() * w->room_bytes, *level = x + 4 * copy;
-    return (buffers){x, x + copy, x + 2 * copy, x + 3 * copy, level, level + stripe};
-}
-
-static work plan(const tensor *t, const settings *s, int what, char *rooms, int64_t room_bytes)
-{
-    int neighbours = t->x.inner == 1 && t->g.inner == 1 && (!s->momentum || t->average.inner == 1) &&
-                     (t->kind != PER_ENTRY || t->statistic.inner == 1);
-    const arithmetic *stored = arithmetic_of(t->dtype), *real = arithmetic_of(t->dtype == F64 ? F64 : F32);
-    int staged = !neighbours || s->l2 != 0 || s->seed != 0 || (t->kind == PER_ENTRY && stored != real);
-    int by_column = t->kind == PER_INNER;
-    int64_t longest = !staged ? (by_column ? STRIPE : LONG) : t->kind == PER_INNER ? TILE / 4 : TILE;
-    int64_t columns = most(1, least(t->inner, longest));
-    int64_t rows = staged ? least(ROWS, most(1, TILE / columns)) : ROWS;
-    int at_once = t->kind == PER_OUTER && what == (READ | MOVE) && t->inner <= columns;
-    if (at_once && !staged) rows = t->outer;
-    return (work){t, s, what, stored, staged ? real : stored, staged, at_once, rows, columns, rooms, room_bytes};
-}
-
-static void load(const arithmetic *f, const array *a, int64_t i, int64_t j, const tile *t, void *to)
-{
-    f->load(at(a->data, i * a->outer + j * a->inner, f->size), a->outer, a->inner, NULL, t->rows, t->columns, to);
-}
-
-static void store(const arithmetic *f, const void *from, const array *a, int64_t i, int64_t j, const tile *t,
-                  uint64_t seed)
-{
-    f->store(from, at(a->data, i * a->outer + j * a->inner, f->size), a->outer, a->inner, NULL, t->rows, t->columns, seed,
-             i, j);
-}
-
-static void *entry(const array *a, int64_t i, int64_t j, int64_t size)
-{
-    return a->data ? at(a->data, i * a->outer + j, size) : NULL;
-}
-
-/* The entries from (i, j) on. */
-static tile open_tile(const work *w, int64_t i, int64_t rows, int64_t j, int64_t columns, int what, buffers *b)
-{
-    const tensor *t = w->t;
-    tile e = {.rows = rows, .columns = columns, .sign = w->s->sign};
-    if (t->kind == PER_OUTER) e.v = at(t->statistic.data, i, w->f->real);
-    if (!w->staged) {
-        e.x = entry(&t->x, i, j, w->f->size), e.x_row = t->x.outer;
-        e.g = entry(&t->g, i, j, w->f->size), e.g_row = t->g.outer;
-        e.average = entry(&t->average, i, j, w->f->real), e.average_row = t->average.outer;
-        if (t->kind == PER_ENTRY) e.v = entry(&t->statistic, i, j, w->f->real), e.v_row = t->statistic.outer;
-        return e;
-    }
-    e.x = b->x, e.g = b->g, e.average = b->average;
-    e.x_row = e.g_row = e.average_row = columns;
-    if (what & MOVE || w->s->l2 != 0) load(w->stored, &t->x, i, j, &e, e.x);
-    if (what & READ || !w->s->momentum) {
-        load(w->stored, &t->g, i, j, &e, e.g);
-        if (w->s->l2 != 0) {
-            w->f->penalize(e.g, e.x, w->s, rows * columns);
-            e.sign = 1;
-        }
-    }
-    if (w->s->momentum) load(w->f, &t->average, i, j, &e, e.average);
-    if (t->kind == PER_ENTRY) {
-        e.v = b->v, e.v_row = columns;
-        load(w->f, &t->statistic, i, j, &e, e.v);
-    }
-    return e;
-}
-
-static void close_tile(const work *w, const tile *e, int64_t i, int64_t j, int what)
-{
-    if (!w->staged) return;
-    if (what & MOVE) store(w->stored, e->x, &w->t->x, i, j, e, w->s->seed);
-    if (what & READ && w->s->momentum) store(w->f, e->average, &w->t->average, i, j, e, 0);
-    if (w->t->kind == PER_ENTRY) store(w->f, e->v, &w->t->statistic, i, j, e, 0);
-}
-
-/* ---------------------------------------------------------------------------------------------------------- boxes */
-
+/* Rows i0 to i1 and columns j0 to j1, ends excluded. */
 typedef struct {
     int64_t i0, i1, j0, j1;
-} box;
+} region;
 
-static double real_at(const void *data, int64_t k, int64_t size)
+/* The tiles of an area, in the order of memory; `at` says which entries. */
+#define FOR_TILES(w, area, at)                                                                                         \
+    for (span at = {.row = (area).i0}; at.rows = min((w)->tile_rows, (area).i1 - at.row), at.row < (area).i1;          \
+         at.row += at.rows)                                                                                            \
+        for (at.column = (area).j0; at.columns = min((w)->tile_columns, (area).j1 - at.column), at.column < (area).j1; \
+             at.column += at.columns)
+
+static double sum_region(const work *w, region area, tile_buffers *buf)
 {
-    return size == sizeof(double) ? ((const double *)data)[k] : (double)((const float *)data)[k];
-}
-
-static void put_real(void *data, int64_t k, int64_t size, double r)
-{
-    if (size == sizeof(double)) ((double *)data)[k] = r;
-    else ((float *)data)[k] = (float)r;
-}
-
-#define FOR_TILES(w, b)                                                                                                  \
-    for (int64_t i = (b).i0, j, m, n; m = least((w)->rows, (b).i1 - i), i < (b).i1; i += m)                                \
-        for (j = (b).j0; n = least((w)->columns, (b).j1 - j), j < (b).j1; j += n)
-
-static double sum_box(const work *w, box b, buffers *room)
-{
-    double squares[ROWS], sum = 0;
-    FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, READ, room);
-        w->f->read_rows(&e, w->s, squares);
-        for (int64_t k = 0; k < m; k++) sum += real_at(squares, k, w->f->real);
-        close_tile(w, &e, i, j, READ);
+    double squares[TILE_ROWS], sum = 0;
+    FOR_TILES(w, area, at) {
+        tile_view tile;
+        open_tile(w, &at, READ, buf, &tile);
+        w->ops->read_rows(&tile, w->s, squares);
+        for (int64_t k = 0; k < at.rows; k++) sum += get_real(squares, k, w->ops->real_bytes);
+        close_tile(w, &tile, &at, READ);
     }
     return sum;
 }
 
-static void move_box(const work *w, box b, double scale, buffers *room)
+static void move_region(const work *w, region area, double scale, tile_buffers *buf)
 {
-    double scales[ROWS];
-    for (int64_t k = 0; k < ROWS; k++) put_real(scales, k, w->f->real, scale);
-    FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, MOVE, room);
-        w->f->move_rows(&e, w->s, scales);
-        close_tile(w, &e, i, j, MOVE);
+    double scales[TILE_ROWS];
+    for (int64_t k = 0; k < TILE_ROWS; k++) set_real(scales, k, w->ops->real_bytes, scale);
+    FOR_TILES(w, area, at) {
+        tile_view tile;
+        open_tile(w, &at, MOVE, buf, &tile);
+        w->ops->move_rows(&tile, w->s, scales);
+        close_tile(w, &tile, &at, MOVE);
     }
 }
 
-/* V of n blocks from block k on, and their scales; or only what is known here of their sums. */
-static void take_sums(const work *w, int64_t k, const void *squares, void *scales, int64_t n)
+/* Accumulates the sums of n blocks from block k on in V and turns it into scales; or hands out the sums, if the call
+   makes the READ pass alone. */
+static void finish_sums(const work *w, int64_t k, const void *squares, void *scales, int64_t n)
 {
-    if (w->what == READ) memcpy(at(w->t->sums, k, w->f->real), squares, (size_t)(n * w->f->real));
-    else w->f->scales(w->s, at(w->t->statistic.data, k, w->f->real), NULL, squares, scales, n);
+    if (w->passes == READ)
+        memcpy(entry_at(w->t->sums, k, w->ops->real_bytes), squares, (size_t)(n * w->ops->real_bytes));
+    else w->ops->compute_scales(w->s, entry_at(w->t->statistic.data, k, w->ops->real_bytes), NULL, squares, scales, n);
 }
 
-static void take_sum(const work *w, int64_t k, double sum)
+static void finish_sum(const work *w, int64_t k, double sum)
 {
     double square, scale;
-    put_real(&square, 0, w->f->real, sum);
-    take_sums(w, k, &square, &scale, 1);
+    set_real(&square, 0, w->ops->real_bytes, sum);
+    finish_sums(w, k, &square, &scale, 1);
 }
 
-/* Of block k, whose V is as it shall be. */
-static double scale_of(const work *w, int64_t k)
+/* The scale of block k, whose V is up to date. */
+static double scale_of_block(const work *w, int64_t k)
 {
     double scale;
-    w->f->scales(w->s, at(w->t->statistic.data, k, w->f->real), NULL, NULL, &scale, 1);
-    return real_at(&scale, 0, w->f->real);
+    w->ops->compute_scales(w->s, entry_at(w->t->statistic.data, k, w->ops->real_bytes), NULL, NULL, &scale, 1);
+    return get_real(&scale, 0, w->ops->real_bytes);
 }
 
-/* A long row is summed by segments, and these by parts, of which there are never too many for the scratch. */
-static int64_t segments_a_part(const work *w)
+/* A long row is summed by segments, and their sums by parts. A row has few enough parts for the scratch memory. */
+static int64_t segments_per_part(const work *w)
 {
-    int64_t room_for = SCRATCH / (int64_t)sizeof(double) / ROWS;
-    return ceil_div(ceil_div(w->t->inner, SEGMENT), room_for);
+    int64_t max_parts = SCRATCH_BYTES / (int64_t)sizeof(double) / TILE_ROWS;
+    return ceil_div(ceil_div(w->t->inner, SEGMENT_ENTRIES), max_parts);
 }
-static int64_t parts_a_row(const work *w) { return ceil_div(w->t->inner, SEGMENT * segments_a_part(w)); }
+static int64_t parts_per_row(const work *w) { return ceil_div(w->t->inner, SEGMENT_ENTRIES * segments_per_part(w)); }
 
-static box part_of_row(const work *w, int64_t i, int64_t part)
+static region part_of_row(const work *w, int64_t i, int64_t part)
 {
-    int64_t length = SEGMENT * segments_a_part(w);
-    return (box){i, i + 1, part * length, least(w->t->inner, (part + 1) * length)};
+    int64_t length = SEGMENT_ENTRIES * segments_per_part(w);
+    return (region){i, i + 1, part * length, min(w->t->inner, (part + 1) * length)};
 }
 
-static double sum_part(const work *w, box b, buffers *room)
+static double sum_part(const work *w, region area, tile_buffers *buf)
 {
     double sum = 0;
-    for (int64_t j = b.j0; j < b.j1; j += SEGMENT)
-        sum += sum_box(w, (box){b.i0, b.i1, j, least(b.j1, j + SEGMENT)}, room);
+    for (int64_t j = area.j0; j < area.j1; j += SEGMENT_ENTRIES)
+        sum += sum_region(w, (region){area.i0, area.i1, j, min(area.j1, j + SEGMENT_ENTRIES)}, buf);
     return sum;
 }
 
-/* Rows that are longer than a tile: each is first read, then moved. */
-static void step_long_rows(const work *w, box b, buffers *room)
+/* Rows that exceed a tile: each is read, then moved. */
+static void step_long_rows_serially(const work *w, region area, tile_buffers *buf)
 {
-    for (int64_t i = b.i0; w->what & READ && i < b.i1; i++) {
+    for (int64_t i = area.i0; w->passes & READ && i < area.i1; i++) {
         double sum = 0;
-        for (int64_t part = 0; part < parts_a_row(w); part++) sum += sum_part(w, part_of_row(w, i, part), room);
-        take_sum(w, i, sum);
+        for (int64_t part = 0; part < parts_per_row(w); part++) sum += sum_part(w, part_of_row(w, i, part), buf);
+        finish_sum(w, i, sum);
     }
-    for (int64_t i = b.i0; w->what & MOVE && i < b.i1; i++)
-        move_box(w, (box){i, i + 1, b.j0, b.j1}, scale_of(w, i), room);
+    for (int64_t i = area.i0; w->passes & MOVE && i < area.i1; i++)
+        move_region(w, (region){i, i + 1, area.j0, area.j1}, scale_of_block(w, i), buf);
 }
 
-/* Rows of which one part of the step is asked for. */
-static void step_rows_in_parts(const work *w, box b, buffers *room)
+/* Short rows, in a call that makes one pass alone. */
+static void step_rows_in_one_pass(const work *w, region area, tile_buffers *buf)
 {
-    double squares[ROWS], scales[ROWS];
-    FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, w->what, room);
-        if (w->what & READ) {
-            w->f->read_rows(&e, w->s, squares);
-            take_sums(w, i, squares, scales, m);
+    double squares[TILE_ROWS], scales[TILE_ROWS];
+    FOR_TILES(w, area, at) {
+        tile_view tile;
+        open_tile(w, &at, w->passes, buf, &tile);
+        if (w->passes & READ) {
+            w->ops->read_rows(&tile, w->s, squares);
+            finish_sums(w, at.row, squares, scales, at.rows);
         } else {
-            w->f->scales(w->s, e.v, NULL, NULL, scales, m);
-            w->f->move_rows(&e, w->s, scales);
+            w->ops->compute_scales(w->s, tile.v, NULL, NULL, scales, at.rows);
+            w->ops->move_rows(&tile, w->s, scales);
         }
-        close_tile(w, &e, i, j, w->what);
+        close_tile(w, &tile, &at, w->passes);
     }
 }
 
-/* All at once, where a tile holds all entries that share a scale. */
-static void step_tiles(const work *w, box b, buffers *room)
+/* Both passes fused: a tile holds all entries that share a scale. */
+static void step_tiles_fused(const work *w, region area, tile_buffers *buf)
 {
-    FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, READ | MOVE, room);
-        if (w->t->kind == PER_ENTRY) w->f->step_entries(&e, w->s);
-        else w->f->step_rows(&e, w->s);
-        close_tile(w, &e, i, j, READ | MOVE);
+    FOR_TILES(w, area, at) {
+        tile_view tile;
+        open_tile(w, &at, READ | MOVE, buf, &tile);
+        if (w->t->kind == PER_ENTRY) w->ops->step_entries(&tile, w->s);
+        else w->ops->step_rows(&tile, w->s);
+        close_tile(w, &tile, &at, READ | MOVE);
     }
 }
 
-/* Sums of at most LEVEL rows are added up among themselves: float would lose what is added to a long sum. */
-static void sum_columns(const work *w, box b, void *sums, buffers *room)
+/* Sums of LEVEL_ROWS rows are accumulated separately and then added: a long running sum in float would lose small
+   terms. */
+static void sum_columns(const work *w, region area, void *sums, tile_buffers *buf)
 {
-    enum { LEVEL = 512 };
-    void *level = room->level;
-    int64_t bytes = (b.j1 - b.j0) * w->f->real;
+    enum { LEVEL_ROWS = 512 };
+    void *level_sums = buf->column_sums;
+    int64_t bytes = (area.j1 - area.j0) * w->ops->real_bytes;
     memset(sums, 0, (size_t)bytes);
-    for (int64_t i0 = b.i0; i0 < b.i1; i0 += LEVEL) {
-        box rows = {i0, least(b.i1, i0 + LEVEL), b.j0, b.j1};
-        memset(level, 0, (size_t)bytes);
-        FOR_TILES(w, rows)
-        {
-            tile e = open_tile(w, i, m, j, n, READ, room);
-            w->f->read_columns(&e, w->s, at(level, j - b.j0, w->f->real));
-            close_tile(w, &e, i, j, READ);
+    for (int64_t i0 = area.i0; i0 < area.i1; i0 += LEVEL_ROWS) {
+        region level = {i0, min(area.i1, i0 + LEVEL_ROWS), area.j0, area.j1};
+        memset(level_sums, 0, (size_t)bytes);
+        FOR_TILES(w, level, at) {
+            tile_view tile;
+            open_tile(w, &at, READ, buf, &tile);
+            w->ops->read_columns(&tile, w->s, entry_at(level_sums, at.column - area.j0, w->ops->real_bytes));
+            close_tile(w, &tile, &at, READ);
         }
-        w->f->add(sums, level, b.j1 - b.j0);
+        w->ops->add(sums, level_sums, area.j1 - area.j0);
     }
 }
 
-static void move_columns(const work *w, box b, const void *scales, buffers *room)
+static void move_columns(const work *w, region area, const void *scales, tile_buffers *buf)
 {
-    FOR_TILES(w, b)
-    {
-        tile e = open_tile(w, i, m, j, n, MOVE, room);
-        w->f->move_columns(&e, w->s, at(scales, j - b.j0, w->f->real));
-        close_tile(w, &e, i, j, MOVE);
+    FOR_TILES(w, area, at) {
+        tile_view tile;
+        open_tile(w, &at, MOVE, buf, &tile);
+        w->ops->move_columns(&tile, w->s, entry_at(scales, at.column - area.j0, w->ops->real_bytes));
+        close_tile(w, &tile, &at, MOVE);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------- whole tensors */
 
-/* A tensor is cut into pieces: some rows, or a part of one. Large ones suit memory, for what is read twice has PIECE bytes
-   then; small ones suit threads, and there are at least PIECES. */
-static int64_t bytes_to_keep(const work *w) { return w->s->momentum ? w->f->real : w->stored->size; } /* of an entry */
-static int64_t entries_a_piece(const work *w)
-{
-    return least(PIECE / bytes_to_keep(w), most(LEAST, w->t->outer * w->t->inner / PIECES));
-}
-static int64_t rows_a_piece(const work *w) { return most(1, entries_a_piece(w) / most(1, w->t->inner)); }
-static int64_t pieces_a_row(const work *w) { return most(1, ceil_div(w->t->inner, entries_a_piece(w))); }
-static int64_t pieces(const work *w) { return ceil_div(w->t->outer, rows_a_piece(w)) * pieces_a_row(w); }
+/* A tensor is split into pieces: some rows, or a part of one row. A piece has at most MAX_PIECE_BYTES, so that the
+   second pass finds it in cache; a tensor has at least MIN_PIECES, so that all threads have work. */
 
-static box piece(const work *w, int64_t p)
+/* What the second pass reads of an entry. */
+static int64_t bytes_kept_per_entry(const work *w)
 {
-    int64_t across = pieces_a_row(w), rows = rows_a_piece(w), columns = ceil_div(w->t->inner, across);
-    int64_t i = p / across * rows, j = least(w->t->inner, p % across * columns);
-    return (box){i, least(w->t->outer, i + rows), j, least(w->t->inner, j + columns)};
+    return w->s->momentum ? w->ops->real_bytes : w->stored_ops->entry_bytes;
+}
+static int64_t entries_per_piece(const work *w)
+{
+    return min(MAX_PIECE_BYTES / bytes_kept_per_entry(w),
+               max(MIN_PIECE_ENTRIES, w->t->outer * w->t->inner / MIN_PIECES));
+}
+static int64_t rows_per_piece(const work *w) { return max(1, entries_per_piece(w) / max(1, w->t->inner)); }
+static int64_t pieces_per_row(const work *w) { return max(1, ceil_div(w->t->inner, entries_per_piece(w))); }
+static int64_t piece_count(const work *w) { return ceil_div(w->t->outer, rows_per_piece(w)) * pieces_per_row(w); }
+
+static region piece_region(const work *w, int64_t p)
+{
+    int64_t pieces_across = pieces_per_row(w), rows = rows_per_piece(w), columns = ceil_div(w->t->inner, pieces_across);
+    int64_t i = p / pieces_across * rows, j = min(w->t->inner, p % pieces_across * columns);
+    return (region){i, min(w->t->outer, i + rows), j, min(w->t->inner, j + columns)};
 }
 
-static void per_outer(const work *w, int64_t threads)
+static void step_per_outer(const work *w, int64_t threads)
 {
-    int64_t rows = rows_a_piece(w);
-    if (w->at_once && are_long(w->t->inner, w->stored->size)) rows = ceil_div(rows, TOGETHER) * TOGETHER;
-    PARALLEL_FOR
+    int64_t rows = rows_per_piece(w);
+    if (w->fused && exceeds_l1(w->t->inner, w->stored_ops->entry_bytes))
+        rows = ceil_div(rows, INTERLEAVED_ROWS) * INTERLEAVED_ROWS;
+    PARALLEL_FOR_DYNAMIC
     for (int64_t i = 0; i < w->t->outer; i += rows) {
-        buffers room = room_here(w);
-        box b = {i, least(w->t->outer, i + rows), 0, w->t->inner};
-        if (w->at_once) step_tiles(w, b, &room);
-        else if (w->t->inner > w->columns) step_long_rows(w, b, &room);
-        else step_rows_in_parts(w, b, &room);
+        tile_buffers buf = buffers_of_thread(w);
+        region area = {i, min(w->t->outer, i + rows), 0, w->t->inner};
+        if (w->fused) step_tiles_fused(w, area, &buf);
+        else if (w->t->inner > w->tile_columns) step_long_rows_serially(w, area, &buf);
+        else step_rows_in_one_pass(w, area, &buf);
     }
 }
 
-static void per_entry(const work *w, int64_t threads)
+static void step_per_entry(const work *w, int64_t threads)
 {
-    PARALLEL_FOR
-    for (int64_t p = 0; p < pieces(w); p++) {
-        buffers room = room_here(w);
-        step_tiles(w, piece(w, p), &room);
+    PARALLEL_FOR_DYNAMIC
+    for (int64_t p = 0; p < piece_count(w); p++) {
+        tile_buffers buf = buffers_of_thread(w);
+        step_tiles_fused(w, piece_region(w, p), &buf);
     }
 }
 
-/* A few long rows from row i on, each by several threads: its parts are summed, and the sums added in order. */
-static void step_by_parts(const work *w, int64_t i, int64_t rows, int64_t threads, double *sums)
+/* A few long rows from row i on, by several threads: parts are summed in parallel, and their sums added in order. */
+static void step_long_rows_in_parallel(const work *w, int64_t i, int64_t rows, int64_t threads, double *sums)
 {
-    int64_t parts = parts_a_row(w);
-    if (w->what & READ) {
-        PARALLEL_FOR
+    int64_t parts = parts_per_row(w);
+    if (w->passes & READ) {
+        PARALLEL_FOR_DYNAMIC
         for (int64_t q = 0; q < rows * parts; q++) {
-            buffers room = room_here(w);
-            sums[q] = sum_part(w, part_of_row(w, i + q / parts, q % parts), &room);
+            tile_buffers buf = buffers_of_thread(w);
+            sums[q] = sum_part(w, part_of_row(w, i + q / parts, q % parts), &buf);
         }
         for (int64_t k = 0; k < rows; k++) {
             double sum = 0;
             for (int64_t part = 0; part < parts; part++) sum += sums[k * parts + part];
-            take_sum(w, i + k, sum);
+            finish_sum(w, i + k, sum);
         }
     }
-    if (!(w->what & MOVE)) return;
-    PARALLEL_FOR
+    if (!(w->passes & MOVE)) return;
+    PARALLEL_FOR_DYNAMIC
     for (int64_t q = 0; q < rows * parts; q++) {
-        buffers room = room_here(w);
-        move_box(w, part_of_row(w, i + q / parts, q % parts), scale_of(w, i + q / parts), &room);
+        tile_buffers buf = buffers_of_thread(w);
+        move_region(w, part_of_row(w, i + q / parts, q % parts), scale_of_block(w, i + q / parts), &buf);
     }
 }
 
-/* As many at a time as the last cache may hold until they are moved, but enough for all threads. */
-static void per_long_row(const work *w, int64_t threads, double *sums)
+/* As many rows at a time as stay in the last-level cache until they are moved, but enough for all threads. */
+static void step_long_rows(const work *w, int64_t threads, double *sums)
 {
-    int64_t outer = w->t->outer, bytes = w->t->inner * bytes_to_keep(w);
-    int64_t rows = w->what == (READ | MOVE) ? most(FAR / bytes, ceil_div(4 * threads, parts_a_row(w))) : outer;
-    for (int64_t i = 0; i < outer; i += rows) step_by_parts(w, i, least(rows, outer - i), threads, sums);
+    int64_t outer = w->t->outer, bytes = w->t->inner * bytes_kept_per_entry(w);
+    int64_t rows = w->passes == (READ | MOVE) ? max(L3_BYTES / bytes, ceil_div(4 * threads, parts_per_row(w))) : outer;
+    for (int64_t i = 0; i < outer; i += rows) step_long_rows_in_parallel(w, i, min(rows, outer - i), threads, sums);
 }
 
-/* The whole tensor as one block. */
-static void per_tensor(const work *w, int64_t threads, double *sums)
+/* The whole tensor is one block. */
+static void step_per_tensor(const work *w, int64_t threads, double *sums)
 {
-    int64_t count = pieces(w), parts = least(count, SCRATCH / (int64_t)sizeof(double)), a_part = ceil_div(count, parts);
-    if (w->what & READ) {
-        PARALLEL_FOR
+    int64_t count = piece_count(w), parts = min(count, SCRATCH_BYTES / (int64_t)sizeof(double));
+    int64_t pieces_per_part = ceil_div(count, parts);
+    if (w->passes & READ) {
+        PARALLEL_FOR_DYNAMIC
         for (int64_t q = 0; q < parts; q++) {
-            buffers room = room_here(w);
+            tile_buffers buf = buffers_of_thread(w);
             sums[q] = 0;
-            for (int64_t p = q * a_part; p < least(count, (q + 1) * a_part); p++) sums[q] += sum_box(w, piece(w, p), &room);
+            for (int64_t p = q * pieces_per_part; p < min(count, (q + 1) * pieces_per_part); p++)
+                sums[q] += sum_region(w, piece_region(w, p), &buf);
         }
         double sum = 0;
         for (int64_t q = 0; q < parts; q++) sum += sums[q];
-        take_sum(w, 0, sum);
+        finish_sum(w, 0, sum);
     }
-    if (!(w->what & MOVE)) return;
-    PARALLEL_FOR
+    if (!(w->passes & MOVE)) return;
+    PARALLEL_FOR_DYNAMIC
     for (int64_t p = 0; p < count; p++) {
-        buffers room = room_here(w);
-        move_box(w, piece(w, p), scale_of(w, 0), &room);
+        tile_buffers buf = buffers_of_thread(w);
+        move_region(w, piece_region(w, p), scale_of_block(w, 0), &buf);
     }
 }
 
-static void per_small_tensor(const work *w)
+static void step_small_tensor(const work *w)
 {
-    buffers room = room_here(w);
-    box all = {0, w->t->outer, 0, w->t->inner};
-    if (w->what & READ) take_sum(w, 0, sum_box(w, all, &room));
-    if (w->what & MOVE) move_box(w, all, scale_of(w, 0), &room);
+    tile_buffers buf = buffers_of_thread(w);
+    region all = {0, w->t->outer, 0, w->t->inner};
+    if (w->passes & READ) finish_sum(w, 0, sum_region(w, all, &buf));
+    if (w->passes & MOVE) move_region(w, all, scale_of_block(w, 0), &buf);
 }
 
-static int64_t chunks_of_rows(const tensor *t) { return most(1, least(CHUNKS, t->outer / ROWS)); }
+static int64_t row_chunks(const tensor *t) { return max(1, min(MAX_ROW_CHUNKS, t->outer / TILE_ROWS)); }
 
-/* Columns j0 to j1, walked row by row, in the order of memory. Rows are cut into chunks, each with sums of its own, which
-   are then added in order. */
+/* Columns j0 to j1, row by row, in the order of memory. Each chunk of rows has column sums of its own, which are then
+   added in order. */
 static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads, char *sums)
 {
     const tensor *t = w->t;
-    int64_t real = w->f->real, n = j1 - j0, stripes = ceil_div(n, STRIPE), chunks = chunks_of_rows(t);
+    int64_t real_bytes = w->ops->real_bytes, n = j1 - j0, stripes = ceil_div(n, STRIPE_COLUMNS), chunks = row_chunks(t);
     int64_t rows = ceil_div(t->outer, chunks);
-    if (w->what & READ) {
-        PARALLEL_FOR
+    if (w->passes & READ) {
+        PARALLEL_FOR_DYNAMIC
         for (int64_t q = 0; q < chunks * stripes; q++) {
-            buffers room = room_here(w);
-            int64_t i = least(t->outer, q / stripes * rows), j = j0 + q % stripes * STRIPE;
-            box b = {i, least(t->outer, i + rows), j, least(j1, j + STRIPE)};
-            sum_columns(w, b, at(sums, q / stripes * n + j - j0, real), &room);
+            tile_buffers buf = buffers_of_thread(w);
+            int64_t i = min(t->outer, q / stripes * rows), j = j0 + q % stripes * STRIPE_COLUMNS;
+            region area = {i, min(t->outer, i + rows), j, min(j1, j + STRIPE_COLUMNS)};
+            sum_columns(w, area, entry_at(sums, q / stripes * n + j - j0, real_bytes), &buf);
         }
-        for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * n, real), n);
-        take_sums(w, j0, sums, sums, n);
-    } else w->f->scales(w->s, at(t->statistic.data, j0, real), NULL, NULL, sums, n);
-    if (!(w->what & MOVE)) return;
-    rows = most(ROWS, rows_a_piece(w));
-    int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* back from the end, whose gradient is still in a cache */
-    PARALLEL_FOR
+        for (int64_t c = 1; c < chunks; c++) w->ops->add(sums, entry_at(sums, c * n, real_bytes), n);
+        finish_sums(w, j0, sums, sums, n);
+    } else w->ops->compute_scales(w->s, entry_at(t->statistic.data, j0, real_bytes), NULL, NULL, sums, n);
+    if (!(w->passes & MOVE)) return;
+    rows = max(TILE_ROWS, rows_per_piece(w));
+    int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* backwards: the end of the gradient is still in cache */
+    PARALLEL_FOR_DYNAMIC
     for (int64_t q = 0; q <= last; q++) {
-        buffers room = room_here(w);
-        int64_t i = (last - q) / stripes * rows, j = j0 + (last - q) % stripes * STRIPE;
-        box b = {i, least(t->outer, i + rows), j, least(j1, j + STRIPE)};
-        move_columns(w, b, at(sums, j - j0, real), &room);
+        tile_buffers buf = buffers_of_thread(w);
+        int64_t i = (last - q) / stripes * rows, j = j0 + (last - q) % stripes * STRIPE_COLUMNS;
+        region area = {i, min(t->outer, i + rows), j, min(j1, j + STRIPE_COLUMNS)};
+        move_columns(w, area, entry_at(sums, j - j0, real_bytes), &buf);
     }
 }
 
-/* Few rows: stripes of columns side by side. Many: as many columns at a time as there is room for the sums of chunks. */
-static void per_inner(const work *w, int64_t threads, void *scratch)
+static char *second_stripe(const work *w, const tile_buffers *buf)
 {
-    int64_t inner = w->t->inner, chunks = chunks_of_rows(w->t);
+    return entry_at(buf->column_sums, STRIPE_COLUMNS, w->ops->real_bytes);
+}
+
+/* Few rows: stripes of columns in parallel. Many rows: as many columns at a time as the scratch memory holds sums for.
+   */
+static void step_per_inner(const work *w, int64_t threads, void *scratch)
+{
+    int64_t inner = w->t->inner, chunks = row_chunks(w->t);
     if (chunks == 1) {
-        PARALLEL_FOR
-        for (int64_t j = 0; j < inner; j += STRIPE) {
-            buffers room = room_here(w);
-            work alone = *w;
-            alone.rooms = room.x, alone.room_bytes = 0;
-            step_columns(&alone, j, least(inner, j + STRIPE), 1, room.sums);
+        PARALLEL_FOR_DYNAMIC
+        for (int64_t j = 0; j < inner; j += STRIPE_COLUMNS) {
+            tile_buffers buf = buffers_of_thread(w);
+            work serial = *w;
+            serial.thread_buffers = buf.x, serial.thread_bytes = 0;
+            step_columns(&serial, j, min(inner, j + STRIPE_COLUMNS), 1, second_stripe(w, &buf));
         }
         return;
     }
-    int64_t columns = scratch ? SCRATCH / w->f->real / chunks : inner;
-    for (int64_t j = 0; j < inner; j += columns)
-        step_columns(w, j, least(inner, j + columns), threads, scratch ? scratch : room_here(w).sums);
+    tile_buffers buf = buffers_of_thread(w);
+    int64_t columns = scratch ? SCRATCH_BYTES / w->ops->real_bytes / chunks : inner;
+    char *sums = scratch ? scratch : second_stripe(w, &buf);
+    for (int64_t j = 0; j < inner; j += columns) step_columns(w, j, min(inner, j + columns), threads, sums);
 }
 
-/* The room of a step: sums that threads share, which small tensors do without, and a part for each thread. */
+/* The workspace of a step: partial sums that threads share, which small tensors do without, and the buffers of each
+   thread. */
 typedef struct {
     void *scratch;
-    char *rooms;
-    int64_t room_bytes;
-} memory;
+    char *thread_buffers;
+    int64_t thread_bytes;
+} workspace;
 
-static void step(const tensor *t, const settings *s, int what, int64_t threads, memory m)
+static void step(const tensor *t, const settings *s, int passes, int64_t threads, workspace mine)
 {
-    work w = plan(t, s, what, m.rooms, m.room_bytes);
-    if (t->kind == PER_INNER) per_inner(&w, threads, m.scratch);
-    else if (t->kind == PER_ENTRY) per_entry(&w, threads);
-    else if (t->kind == PER_TENSOR && m.scratch) per_tensor(&w, threads, m.scratch);
-    else if (t->kind == PER_TENSOR) per_small_tensor(&w);
-    else if (m.scratch && t->outer < ROWS && t->inner > SEGMENT) per_long_row(&w, threads, m.scratch);
-    else per_outer(&w, threads);
+    work w;
+    plan_dense(t, s, passes, &w);
+    w.thread_buffers = mine.thread_buffers, w.thread_bytes = mine.thread_bytes;
+    if (t->kind == PER_INNER) step_per_inner(&w, threads, mine.scratch);
+    else if (t->kind == PER_ENTRY) step_per_entry(&w, threads);
+    else if (t->kind == PER_TENSOR && mine.scratch) step_per_tensor(&w, threads, mine.scratch);
+    else if (t->kind == PER_TENSOR) step_small_tensor(&w);
+    else if (mine.scratch && t->outer < TILE_ROWS && t->inner > SEGMENT_ENTRIES)
+        step_long_rows(&w, threads, mine.scratch);
+    else step_per_outer(&w, threads);
 }
 
-/* What is handed over, and how, so that a library of another version is found out. */
-EXPORT int64_t matrix_adagrad_layout(void)
-{
-    return (int64_t)INTERFACE << 48 | (int64_t)sizeof(tensor) << 32 | (int64_t)sizeof(rule);
-}
+static int is_large(const tensor *t) { return t->outer * t->inner >= LARGE_ENTRIES; }
 
-static int is_large(const tensor *t) { return t->outer * t->inner >= LARGE; }
-
-/* One step of every tensor, or the part of it that is asked for: small ones side by side, large ones one after the other,
-   each by all threads. Returns 0; or, if there is not enough room, the bytes that are needed: then nothing was done. */
-EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, int64_t what,
-                                   char *room, int64_t bytes)
+/* One step of every tensor, or one of its passes: small tensors in parallel, one per thread, then large tensors one by
+   one, each by all threads. Returns 0; or, if the workspace is too small, the bytes that are needed. Then nothing was
+   done. */
+EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const config *c, int64_t threads,
+                                   int64_t passes, char *workspace_data, int64_t workspace_bytes)
 {
-    int64_t entries = 0, shared = 0, each = 0;
+    int64_t entries = 0, shared = 0, per_thread = 0;
     for (int64_t i = 0; i < count; i++) {
         entries += tensors[i].outer * tensors[i].inner;
-        each = most(each, room_bytes(&tensors[i]));
-        if (is_large(&tensors[i])) shared = SCRATCH;
+        per_thread = max(per_thread, bytes_per_thread(&tensors[i]));
+        if (is_large(&tensors[i])) shared = SCRATCH_BYTES;
     }
-    if (entries <= SERIAL) threads = 1;
-    if (shared + threads * each > bytes) return shared + threads * each;
-    char *rooms = room + shared;
-    PARALLEL_FOR
+    if (entries <= SERIAL_ENTRIES) threads = 1;
+    if (shared + threads * per_thread > workspace_bytes) return shared + threads * per_thread;
+    char *thread_buffers = workspace_data + shared;
+    PARALLEL_FOR_DYNAMIC
     for (int64_t i = 0; i < count; i++)
         if (!is_large(&tensors[i])) {
-            settings s = settings_of(&tensors[i], r, (int)what);
-            step(&tensors[i], &s, (int)what, 1, (memory){NULL, rooms + thread_number() * each, 0});
+            settings s = begin_step(&tensors[i], c, (int)passes);
+            step(&tensors[i], &s, (int)passes, 1, (workspace){NULL, thread_buffers + thread_number() * per_thread, 0});
         }
     for (int64_t i = 0; shared && i < count; i++)
         if (is_large(&tensors[i])) {
-            settings s = settings_of(&tensors[i], r, (int)what);
-            step(&tensors[i], &s, (int)what, threads, (memory){room, rooms, each});
+            settings s = begin_step(&tensors[i], c, (int)passes);
+            step(&tensors[i], &s, (int)passes, threads, (workspace){workspace_data, thread_buffers, per_thread});
         }
     return 0;
 }

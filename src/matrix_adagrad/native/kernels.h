@@ -1,124 +1,200 @@
-/* What the kernels share: tensors as matrices, the settings of an update, and tiles, the pieces that work is done in.
+/* What all kernels share: tensors as matrices, the settings of a step, and tiles, the units of work.
 
-   Plain C with OpenMP and without torch's headers: pointers and strides come in. What is done together is decided by
-   shapes alone and every sum has a fixed order, so that the bits are the same for any number of threads; and nothing is
-   contracted to fused multiply-adds (see the build flags), so that they are the same for any width of registers. How a
-   row is summed depends on its length alone, and so do columns: a matrix that is cut between them has the same bits. */
+   Plain C with OpenMP and without torch's headers: pointers and strides come in. Shapes alone decide how work is split,
+   and every reduction has a fixed order, so that the bits are the same for any number of threads. Nothing is contracted
+   to fused multiply-adds (see the build flags), so that they are the same for any SIMD width. How a row is summed
+   depends on its length alone, and so does a column: a matrix that is split between rows or columns keeps its bits.
+
+   Names: t is a tensor, s the settings of its step, w the work of a step, i a row, j a column, k a row of a tile. */
 
 #ifndef MATRIX_ADAGRAD_KERNELS_H
 #define MATRIX_ADAGRAD_KERNELS_H
 
 #include <stdint.h>
 
+/* Every constant names its unit: bytes, entries of a matrix, rows or columns. docs/kernels.md has them in a table. */
 enum {
-    NEAR = 1 << 14,    /* bytes that stay in the nearest cache until they are needed again */
-    FEW = 1024,        /* entries of short rows that are read before they are moved */
-    TOGETHER = 4,      /* rows of more than NEAR bytes that are stepped side by side */
-    AHEAD = 1 << 11,   /* bytes that memory is asked for before they are worked on */
-    FAR = 1 << 22,     /* bytes that stay in the last cache, which others use too */
-    ROWS = 64,         /* the most rows whose scales are taken together */
-    TILE = 2048,       /* entries of a tile that is copied: a few such buffers stay in the nearest cache */
-    LONG = 8 * TILE,   /* entries of a row that are read or moved in one go, where nothing is copied */
-    SEGMENT = 4 * LONG, /* entries of a row that are summed together */
-    CHUNKS = 16,       /* of a matrix's rows, at most, whose sums by column are taken apart */
-    PIECE = 1 << 21,   /* bytes, at most, of a piece of work for one thread */
-    LEAST = 1 << 14,   /* entries, at least, of a piece */
-    PIECES = 64,       /* of a tensor, at least, if they are not too small then */
-    LARGE = 1 << 18,   /* entries from which a tensor is worth cutting into pieces */
-    STRIPE = 8192,     /* columns that are summed together */
-    WIDE = 2048,       /* columns, at most, whose sums or scales stay in the nearest cache */
-    SERIAL = 1 << 15,  /* entries up to which one thread is sooner done than several */
-    SCRATCH = 1 << 19, /* bytes, at most, for partial sums */
+    /* caches */
+    CACHE_LINE_BYTES = 64,
+    L1_BYTES = 1 << 14,       /* a working set that stays in the L1 cache between two passes */
+    L1_COLUMNS = 2048,        /* columns whose sums or scales stay in the L1 cache */
+    L3_BYTES = 1 << 22,       /* our share of the last-level cache */
+    PREFETCH_BYTES = 1 << 11, /* how far ahead of the arithmetic a row is prefetched */
+    PREFETCH_LINES = 8,       /* cache lines, at most, per prefetched row: the hardware prefetcher takes over then */
+    PREFETCH_ROWS = 32,       /* rows, at most, that a gather prefetches */
+    GATHER_BYTES = 1 << 15,   /* bytes, at most, that a gather has in flight */
+
+    /* tiles */
+    TILE_ROWS = 64,                         /* rows of a tile, at most */
+    TILE_ENTRIES = 2048,                    /* entries of a tile that is a copy: a few copies fit the L1 cache */
+    IN_PLACE_COLUMNS = 8 * TILE_ENTRIES,    /* columns, at most, of a tile that is not a copy */
+    SEGMENT_ENTRIES = 4 * IN_PLACE_COLUMNS, /* entries of a long row that are summed together */
+    STRIPE_COLUMNS = 8192,                  /* columns whose sums are accumulated together */
+    ROW_GROUP_ENTRIES = 1024,               /* entries of short rows that are read before they are moved */
+    INTERLEAVED_ROWS = 4,                   /* rows beyond L1_BYTES that are stepped in an interleaved loop */
+
+    /* threads */
+    SERIAL_ENTRIES = 1 << 15,    /* up to this size a single thread is faster than several */
+    LARGE_ENTRIES = 1 << 18,     /* tensors from this size on are split among threads */
+    MAX_PIECE_BYTES = 1 << 21,   /* of a piece, the work of one thread at a time */
+    MIN_PIECE_ENTRIES = 1 << 14, /* of a piece */
+    MIN_PIECES = 64,             /* pieces per tensor, unless they would be too small */
+    MAX_ROW_CHUNKS = 16,         /* chunks of rows with column sums of their own */
+    SCRATCH_BYTES = 1 << 19,     /* for partial sums that threads share */
 };
 
-enum { INTERFACE = 1 }; /* grows with every change of what is handed over, or of a function that is exported */
 enum kind { PER_OUTER, PER_INNER, PER_ENTRY, PER_TENSOR }; /* which entries of a matrix share a scale */
 enum dtype { F32, F64, BF16, F16, DTYPES };
 
+/* ---------------------------------------------------------------------------------------- what Python hands over */
+
+/* Incremented with every change of an exported function; the fields below describe themselves. */
+enum { INTERFACE = 2 };
+
+typedef void *pointer;
+typedef const int64_t *indices;
+
 typedef struct {
-    void *data;
+    pointer data;
     int64_t outer, inner; /* strides, in entries */
 } array;
 
-/* A tensor as a matrix of `outer` rows with `inner` entries each. All fields have 8 bytes. */
+/* A tensor as a matrix of `outer` rows with `inner` entries each: X(type, name) for each field.
+
+     x, g         parameter and gradient
+     average      running average of gradients; data is NULL without momentum
+     statistic    V
+     kind, dtype  of the enums above
+     step         the step count: float, or double if step_is_f64
+     index        sparse gradient: the table rows of its nnz entries, in any order, with repetitions
+     divisor      of the sum of squares over a block
+     sums         step in two calls: the sums of squares of the blocks, laid out like the statistic
+     stream       stochastic rounding: every tensor draws from a stream of its own
+     offsets      sparse gradient by bags: entries from offsets[b] on take row b of the values; else NULL */
+#define TENSOR_FIELDS(X)                                                                                               \
+    X(array, x)                                                                                                        \
+    X(array, g)                                                                                                        \
+    X(array, average)                                                                                                  \
+    X(array, statistic)                                                                                                \
+    X(int64_t, outer)                                                                                                  \
+    X(int64_t, inner)                                                                                                  \
+    X(int64_t, kind)                                                                                                   \
+    X(int64_t, dtype)                                                                                                  \
+    X(pointer, step)                                                                                                   \
+    X(int64_t, step_is_f64)                                                                                            \
+    X(indices, index)                                                                                                  \
+    X(int64_t, nnz)                                                                                                    \
+    X(int64_t, divisor)                                                                                                \
+    X(pointer, sums)                                                                                                   \
+    X(uint64_t, stream)                                                                                                \
+    X(indices, offsets)                                                                                                \
+    X(int64_t, bags)
+
+/* The configuration of an update, for all tensors of a call. The names are those of the Python options; momentum says
+   whether there are running averages, and seed is that of the stochastic rounding to bfloat16: 0 rounds to nearest. */
+#define CONFIG_FIELDS(X)                                                                                               \
+    X(double, lr)                                                                                                      \
+    X(double, eps)                                                                                                     \
+    X(double, weight_decay)                                                                                            \
+    X(double, beta1)                                                                                                   \
+    X(double, beta2)                                                                                                   \
+    X(int64_t, momentum)                                                                                               \
+    X(int64_t, bias_correction)                                                                                        \
+    X(int64_t, nesterov)                                                                                               \
+    X(int64_t, decoupled_weight_decay)                                                                                 \
+    X(int64_t, maximize)                                                                                               \
+    X(uint64_t, seed)
+
+/* Python packs words of 8 bytes: no field has another size, and there is no padding. */
+#define FIELD(type, name) type name;
+#define FIELD_BYTES(type, name) +sizeof(type)
+#define ASSERT_WORDS(type, name) _Static_assert(sizeof(type) % 8 == 0, #name " does not consist of words of 8 bytes");
+
 typedef struct {
-    array x, g, average, statistic;
-    int64_t outer, inner, kind, dtype;
-    void *step; /* the number of steps: float, or double if step_is_f64 */
-    int64_t step_is_f64;
-    const int64_t *index; /* of a sparse gradient: its rows, `touched` of them, in any order and any number of times */
-    int64_t touched;
-    int64_t members; /* what the sum of squares over a block is divided by */
-    void *sums;      /* the sums of squares over the parts of blocks that lie here, laid out like the statistic */
-    uint64_t number; /* of the parameter: each draws random numbers of its own */
-    const int64_t *offsets; /* of a sparse gradient by bags: entries from offsets[b] on take row b of the values; or NULL */
-    int64_t bags;
+    TENSOR_FIELDS(FIELD)
 } tensor;
 
 typedef struct {
-    double lr, eps, weight_decay, beta1, beta2;
-    int64_t momentum, bias_correction, decoupled, maximize;
-    uint64_t seed; /* of the stochastic rounding to bfloat16; 0 rounds to the nearest */
-} rule;
+    CONFIG_FIELDS(FIELD)
+} config;
 
-/* A rule for one tensor at one step. */
+TENSOR_FIELDS(ASSERT_WORDS)
+CONFIG_FIELDS(ASSERT_WORDS)
+_Static_assert(sizeof(array) == 3 * 8, "array has padding");
+_Static_assert(sizeof(tensor) == 0 TENSOR_FIELDS(FIELD_BYTES), "tensor has padding");
+_Static_assert(sizeof(config) == 0 CONFIG_FIELDS(FIELD_BYTES), "config has padding");
+
+/* ------------------------------------------------------------------------------------------------------------ tiles */
+
+enum momentum { NO_MOMENTUM, MOMENTUM, NESTEROV };
+
+/* A configuration for one tensor at one step. */
 typedef struct {
-    double lr, variance, eps; /* the scale: lr / (√(variance · V) + eps) */
-    double keep, fresh;       /* V ← keep · V + fresh · Σg² */
-    double beta1, join;       /* D ← D + join · (g − D), the running average; join is 1 − β₁ */
-    double sign, l2, shrink;  /* g ← sign · g + l2 · x, and x ← shrink · x − scale · D */
-    int64_t momentum;
+    double lr, v_correction, eps;  /* scale = lr / (√(v_correction · V) + eps) */
+    double v_decay, v_weight;      /* V ← v_decay · V + v_weight · Σg² */
+    double beta1, one_minus_beta1; /* D ← β₁ · D + (1 − β₁) · g, the running average */
+    double nesterov_weight;        /* D ← nesterov_weight · D + (1 − β₁) · g where x moves, for NESTEROV */
+    double sign, l2, shrinkage;    /* g ← sign · g + l2 · x, and x ← shrinkage · x − scale · D */
+    int64_t momentum;              /* of enum momentum */
     uint64_t seed;
 } settings;
 
-/* Some rows of a matrix, or parts of them, whose entries are neighbours in memory. */
+/* Rows of a matrix, or parts of them, with contiguous entries: in place, or a copy. */
 typedef struct {
-    void *x, *g, *average, *v;    /* v: of a scale per row, or per entry */
-    int64_t x_row, g_row, average_row, v_row; /* from one row to the next */
-    const int64_t *places;        /* the rows that x, average and v are taken from; NULL for all in turn */
+    void *x, *g, *average, *v;                            /* v: with a scale per row or per entry */
+    int64_t x_stride, g_stride, average_stride, v_stride; /* from row to row, in entries */
+    const int64_t *row_index;                             /* the rows of x, average and v; NULL: consecutive rows */
     int64_t rows, columns;
     double sign;
-} tile;
+} tile_view;
 
-/* The arithmetic on tiles, for one dtype; sums and scales are float, or double for F64. */
+/* The arithmetic on tiles, for one dtype; sums and scales are reals: float, or double for F64. */
 typedef struct {
-    int64_t size, real; /* bytes of an entry and of a sum */
-    void (*read_rows)(const tile *t, const settings *s, void *squares);    /* Σg² of each row; g joins the average */
-    void (*read_columns)(const tile *t, const settings *s, void *squares); /* the same by column, added to squares */
-    void (*move_rows)(const tile *t, const settings *s, const void *scales);
-    void (*move_columns)(const tile *t, const settings *s, const void *scales);
-    void (*step_rows)(const tile *t, const settings *s);    /* V and scale of each row between reading and moving it */
-    void (*step_entries)(const tile *t, const settings *s);
-    void (*scales)(const settings *s, void *v, const int64_t *places, const void *squares, void *scales, int64_t n);
-    void (*load)(const void *from, int64_t outer, int64_t inner, const int64_t *places, int64_t rows, int64_t columns,
-                 void *to);
-    void (*penalize)(void *g, const void *x, const settings *s, int64_t n);
-    void (*store)(const void *from, void *to, int64_t outer, int64_t inner, const int64_t *places, int64_t rows,
-                  int64_t columns, uint64_t seed, int64_t i, int64_t j);
-    void (*gather)(const void *values, int64_t row, int64_t inner, const uint64_t *order, int64_t length,
-                   const int64_t *starts, int64_t rows, int64_t columns, void *to);
+    int64_t entry_bytes, real_bytes;
+    void (*read_rows)(const tile_view *t, const settings *s, void *squares);    /* Σg² by row; g joins the average */
+    void (*read_columns)(const tile_view *t, const settings *s, void *squares); /* by column, accumulated in squares */
+    void (*move_rows)(const tile_view *t, const settings *s, const void *scales);
+    void (*move_columns)(const tile_view *t, const settings *s, const void *scales);
+    void (*step_rows)(const tile_view *t, const settings *s); /* fused: read, V, scale and move, with a scale per row */
+    void (*step_entries)(const tile_view *t, const settings *s); /* fused, with a scale per entry */
+    void (*compute_scales)(const settings *s, void *v, const int64_t *row_index, const void *squares, void *scales,
+                           int64_t n);
+    void (*load)(const void *from, int64_t row_stride, int64_t column_stride, const int64_t *row_index, int64_t rows,
+                 int64_t columns, void *to);
+    void (*add_penalty)(void *g, const void *x, const settings *s, int64_t n);
+    void (*store)(const void *from, void *to, int64_t row_stride, int64_t column_stride, const int64_t *row_index,
+                  int64_t rows, int64_t columns, uint64_t seed, int64_t row, int64_t column);
+    void (*gather_sums)(const void *values, int64_t row_stride, int64_t column_stride, const uint64_t *order,
+                        int64_t order_count, const int64_t *starts, int64_t rows, int64_t columns, void *to);
     void (*add)(void *to, const void *from, int64_t n);
 } arithmetic;
 
-const arithmetic *arithmetic_of(int64_t dtype); /* for the CPU that runs this */
+/* For the CPU that runs this: on entries of this dtype, and on the reals that they are widened to. */
+const arithmetic *arithmetic_of(int64_t dtype);
+const arithmetic *real_arithmetic_of(int64_t dtype);
 
-settings begin_step(const tensor *t, const rule *r); /* the rule for this tensor; counts the step */
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int are_long(int64_t columns, int64_t size) { return columns * size > NEAR; } /* rows, for side by side */
-/* A row that is worked on soon, for the second cache: it has more lines under way than the first. The CPU goes on by itself. */
+static inline void *entry_at(const void *data, int64_t k, int64_t entry_bytes)
+{
+    return (char *)data + k * entry_bytes;
+}
+
+/* Rows of a tile that is a copy. */
+static inline int64_t copied_rows(int64_t columns) { return min(TILE_ROWS, max(1, TILE_ENTRIES / max(1, columns))); }
+
+static inline int exceeds_l1(int64_t columns, int64_t entry_bytes) { return columns * entry_bytes > L1_BYTES; }
+
+/* Into the L2 cache, which has more misses in flight than L1. */
 static inline void prefetch_row(const void *row, int64_t bytes)
 {
-    enum { LINE = 64, LINES = 8 };
-    for (int64_t line = 0; line < least(LINES * LINE, bytes); line += LINE)
+    for (int64_t line = 0; line < min(PREFETCH_LINES * CACHE_LINE_BYTES, bytes); line += CACHE_LINE_BYTES)
         __builtin_prefetch((const char *)row + line, 0, 2);
 }
-static inline void *at(const void *data, int64_t entries, int64_t size) { return (char *)data + entries * size; }
 
-/* What is done to a tile; or to a tensor: a step is both. Where parts of a block lie on other machines, reading hands out
-   `sums`, and moving finds V as it shall be. */
+/* The passes of a step. One call makes both; or, where other processes hold parts of a block, a call with READ hands
+   out `sums`, the caller adds them up into V, and a call with MOVE updates x. */
 enum { READ = 1, MOVE = 2 };
 
 #define EXPORT __attribute__((visibility("default")))

@@ -1,21 +1,20 @@
-/* The step of `step/sparse.py`: gradients that hold a few rows of a table, in any order and any number of times.
+/* The step of `step/sparse.py`: gradients that list some rows of a table, in any order and with repetitions.
 
-   The rows are sorted, those that belong together are summed, and the touched rows of the table are updated: the cost
-   depends on the gradient, not on the table. */
+   The entries are sorted by row, the entries of each row are summed, and the touched rows of the table are updated: the
+   cost depends on the gradient, not on the table. */
 
-#include "kernels.h"
+#include "step.h"
 #include "threads.h"
 
-#include <stddef.h>
 #include <string.h>
 
 /* --------------------------------------------------------------------------------------------------------- sorting */
 
 enum {
-    DIGIT = 11,
-    BUCKETS = 1 << DIGIT,
-    ALONE = 1 << 12, /* entries that one thread sorts sooner than several */
-    SPAN = 1 << 11,  /* entries, about, that a thread takes at a time */
+    DIGIT_BITS = 11,
+    BUCKETS = 1 << DIGIT_BITS,
+    SERIAL_SORT_ENTRIES = 1 << 12, /* up to this size a single thread sorts faster than several */
+    SPAN_ENTRIES = 1 << 11,        /* entries, roughly, that a thread takes at a time */
 };
 
 static int bits_of(int64_t n)
@@ -25,339 +24,303 @@ static int bits_of(int64_t n)
     return bits;
 }
 
-/* One pass of a radix sort, which keeps the order of equals, so that it does not matter how many threads share it. */
-static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shift, int digit, int64_t *counts,
+/* One pass of a radix sort. It is stable, so that the result does not depend on the number of threads. */
+static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shift, int digit_bits, int64_t *counts,
                           int64_t threads)
 {
-    int64_t share = ceil_div(n, threads), mask = ((int64_t)1 << digit) - 1;
+    int64_t share = ceil_div(n, threads), mask = ((int64_t)1 << digit_bits) - 1;
     memset(counts, 0, (size_t)threads * BUCKETS * sizeof *counts);
-    PARALLEL_EVENLY
+    PARALLEL_FOR_STATIC
     for (int64_t c = 0; c < threads; c++)
-        for (int64_t k = least(n, c * share); k < least(n, (c + 1) * share); k++)
+        for (int64_t k = min(n, c * share); k < min(n, (c + 1) * share); k++)
             counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++;
-    int64_t before = 0;
+    int64_t total = 0;
     for (int64_t b = 0; b <= mask; b++)
         for (int64_t c = 0; c < threads; c++) {
-            int64_t here = counts[c * BUCKETS + b];
-            counts[c * BUCKETS + b] = before;
-            before += here;
+            int64_t count = counts[c * BUCKETS + b];
+            counts[c * BUCKETS + b] = total;
+            total += count;
         }
-    PARALLEL_EVENLY
+    PARALLEL_FOR_STATIC
     for (int64_t c = 0; c < threads; c++)
-        for (int64_t k = least(n, c * share); k < least(n, (c + 1) * share); k++)
+        for (int64_t k = min(n, c * share); k < min(n, (c + 1) * share); k++)
             to[counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++] = from[k];
 }
 
-static int64_t row_of(uint64_t entry) { return (int64_t)(entry >> 32); }
+static int64_t table_row(uint64_t entry) { return (int64_t)(entry >> 32); }
 
-/* The number of its bag, for each entry; whether bags go through all entries in their order. */
-static int number_bags(const tensor *t, uint64_t *entries, int64_t threads)
+/* Writes the bag of each entry; returns whether the offsets ascend from 0 to nnz. */
+static int assign_bags(const tensor *t, uint64_t *entries, int64_t threads)
 {
-    int64_t share = ceil_div(t->bags, threads), lost = 0;
-    PARALLEL_EVENLY
+    int64_t share = ceil_div(t->bags, threads), is_invalid = 0;
+    PARALLEL_FOR_STATIC
     for (int64_t c = 0; c < threads; c++) {
-        int64_t b = least(t->bags, c * share), last = least(t->bags, b + share), k = read_once(t->offsets + b), end = k;
-        int known = k >= 0 && (b || k == 0);
-        for (; known && b < last; b++) {
+        int64_t b = min(t->bags, c * share), last = min(t->bags, b + share), k = read_once(t->offsets + b), end = k;
+        int is_valid = k >= 0 && (b || k == 0);
+        for (; is_valid && b < last; b++) {
             end = read_once(t->offsets + b + 1);
-            known = k <= end && end <= t->touched;
-            for (; known && k < end; k++) entries[k] = (uint64_t)b;
+            is_valid = k <= end && end <= t->nnz;
+            for (; is_valid && k < end; k++) entries[k] = (uint64_t)b;
         }
-        if (!known || (b == t->bags && end != t->touched)) tell(&lost, 1);
+        if (!is_valid || (b == t->bags && end != t->nnz)) report(&is_invalid, 1);
     }
-    return !lost;
+    return !is_invalid;
 }
 
 enum { SORTED, UNSORTED, REFUSED };
 
-/* Of each entry of the gradient: row << 32 | the row of the values that it takes. Whoever else writes to the index, each row
-   is read once, and is one of the table's, or the whole is refused. */
-static int read_some(const tensor *t, int64_t start, int64_t end, uint64_t *entries)
+/* Writes row << 32 | value for each entry: its row of the table, and the row of the gradient's values that it takes.
+   Whoever else writes to the index, each row is read once; unless all lie in the table, the gradient is refused. */
+static int read_range(const tensor *t, int64_t start, int64_t end, uint64_t *entries)
 {
     const int64_t *index = t->index;
-    uint64_t last = 0, last_bag = 0, before = 0, falls = 0;
+    uint64_t max_row = 0, max_bag = 0, previous = 0, descends = 0;
     int by_bags = t->offsets != NULL;
     for (int64_t k = start; k < end; k++) {
         uint64_t row = (uint64_t)read_once(index + k), value = (uint64_t)k;
-        if (by_bags) value = entries[k], last_bag = value > last_bag ? value : last_bag;
-        last = row > last ? row : last;
-        falls |= row - before; /* its topmost bit */
+        if (by_bags) value = entries[k], max_bag = value > max_bag ? value : max_bag;
+        max_row = row > max_row ? row : max_row;
+        descends |= row - previous; /* its sign bit */
         entries[k] = row << 32 | value;
-        before = row;
+        previous = row;
     }
-    int known = start == end || (last < (uint64_t)t->outer && (!by_bags || last_bag < (uint64_t)t->bags));
-    return !known ? REFUSED : (int64_t)falls < 0 ? UNSORTED : SORTED;
+    int is_valid = start == end || (max_row < (uint64_t)t->outer && (!by_bags || max_bag < (uint64_t)t->bags));
+    return !is_valid ? REFUSED : (int64_t)descends < 0 ? UNSORTED : SORTED;
 }
 
 static int read_entries(const tensor *t, uint64_t *entries, int64_t threads)
 {
-    int64_t n = t->touched, share = ceil_div(n, threads), lost = 0, falls = 0;
-    if (t->offsets && !number_bags(t, entries, threads)) return REFUSED;
-    PARALLEL_EVENLY
+    int64_t n = t->nnz, share = ceil_div(n, threads), is_invalid = 0, descends = 0;
+    if (t->offsets && !assign_bags(t, entries, threads)) return REFUSED;
+    PARALLEL_FOR_STATIC
     for (int64_t c = 0; c < threads; c++) {
-        int order = read_some(t, least(n, c * share), least(n, (c + 1) * share), entries);
-        if (order == REFUSED) tell(&lost, 1);
-        if (order == UNSORTED) tell(&falls, 1);
+        int order = read_range(t, min(n, c * share), min(n, (c + 1) * share), entries);
+        if (order == REFUSED) report(&is_invalid, 1);
+        if (order == UNSORTED) report(&descends, 1);
     }
-    for (int64_t k = share; k < n; k += share) falls |= row_of(entries[k - 1]) > row_of(entries[k]);
-    return lost ? REFUSED : falls ? UNSORTED : SORTED;
+    for (int64_t k = share; k < n; k += share) descends |= table_row(entries[k - 1]) > table_row(entries[k]);
+    return is_invalid ? REFUSED : descends ? UNSORTED : SORTED;
 }
 
-/* The entries by their rows; they or `spare` hold them then. */
-static const uint64_t *sort(const tensor *t, uint64_t *entries, uint64_t *spare, int64_t *counts, int64_t threads)
+/* Sorts the entries by row; returns which of the two arrays holds them. */
+static const uint64_t *sort(const tensor *t, uint64_t *entries, uint64_t *sorted_entries, int64_t *counts,
+                            int64_t threads)
 {
-    int bits = bits_of(t->outer - 1), passes = (int)ceil_div(bits, DIGIT);
-    int digit = passes ? (int)ceil_div(bits, passes) : 0;
+    int bits = bits_of(t->outer - 1), passes = (int)ceil_div(bits, DIGIT_BITS);
+    int digit_bits = passes ? (int)ceil_div(bits, passes) : 0;
+    int64_t sorters = t->nnz < SERIAL_SORT_ENTRIES ? 1 : threads;
     for (int p = 0; p < passes; p++) {
-        sort_by_digit(entries, spare, t->touched, 32 + p * digit, digit, counts, t->touched < ALONE ? 1 : threads);
-        uint64_t *sorted = spare;
-        spare = entries, entries = sorted;
+        sort_by_digit(entries, sorted_entries, t->nnz, 32 + p * digit_bits, digit_bits, counts, sorters);
+        uint64_t *sorted = sorted_entries;
+        sorted_entries = entries, entries = sorted;
     }
     return entries;
 }
 
 /* ---------------------------------------------------------------------------------------------------- touched rows */
 
+/* Some touched rows, each once; those of batch row k are order[starts[k]] to order[starts[k + 1] - 1]. */
 typedef struct {
-    const tensor *t;
-    const settings *s;
-    const arithmetic *stored, *f; /* of the table, and of the tiles */
-    int staged;                   /* rows of the table are copied to a tile and back */
-    const uint64_t *order;        /* the gradient's entries, sorted */
-    int64_t batch, capacity;      /* rows, and entries, of a tile */
-    char *room;                   /* of all threads */
-} work;
+    int64_t count, rows[TILE_ROWS], starts[TILE_ROWS + 1];
+} row_batch;
 
-/* Some touched rows, each once, and where their entries start in `order`. */
-typedef struct {
-    int64_t count, rows[ROWS], starts[ROWS + 1];
-} touched;
-
-/* A walk through the touched rows whose entries lie between two places: the rows that come next are fetched meanwhile. */
+/* Walks through the batches of a range of entries. The next batch is prefetched while the current one is worked on. */
 typedef struct {
     const work *w;
     int64_t end;
-    int turn;
-    touched rows[2];
-} walk;
+    int current;
+    row_batch batches[2];
+} batch_walk;
 
-static void fetch(const array *a, const touched *rows, int64_t columns, int64_t size)
+static void prefetch_rows(const array *a, const row_batch *batch, int64_t columns, int64_t entry_bytes)
 {
-    for (int64_t k = 0; a->data && k < rows->count; k++) prefetch_row(at(a->data, rows->rows[k] * a->outer, size), columns * size);
+    for (int64_t k = 0; a->data && k < batch->count; k++)
+        prefetch_row(entry_at(a->data, batch->rows[k] * a->outer, entry_bytes), columns * entry_bytes);
 }
 
-/* The next rows, from entry k on. */
-static void take(const walk *v, int64_t k, touched *next)
+/* Collects the next batch, from entry k on. */
+static void read_batch(const batch_walk *walk, int64_t k, row_batch *next)
 {
-    const work *w = v->w;
+    const work *w = walk->w;
     const tensor *t = w->t;
     next->count = 0;
-    while (k < v->end && next->count < w->batch) {
-        int64_t row = row_of(w->order[k]);
+    while (k < walk->end && next->count < w->tile_rows) {
+        int64_t row = table_row(w->order[k]);
         next->rows[next->count] = row, next->starts[next->count++] = k;
-        while (k < v->end && row_of(w->order[k]) == row) k++;
+        while (k < walk->end && table_row(w->order[k]) == row) k++;
     }
     next->starts[next->count] = k;
-    fetch(&t->x, next, t->inner, w->stored->size);
-    fetch(&t->average, next, t->inner, w->f->real);
+    prefetch_rows(&t->x, next, t->inner, w->stored_ops->entry_bytes);
+    prefetch_rows(&t->average, next, t->inner, w->ops->real_bytes);
     if (t->kind == PER_ENTRY || t->kind == PER_OUTER)
-        fetch(&t->statistic, next, t->kind == PER_ENTRY ? t->inner : 1, w->f->real);
+        prefetch_rows(&t->statistic, next, t->kind == PER_ENTRY ? t->inner : 1, w->ops->real_bytes);
 }
 
-/* The first entry of a row, from k on: a row belongs to where it starts. It may be long, and is not walked through. */
-static int64_t where_a_row_starts(const work *w, int64_t k)
+/* The first entry from k on that starts a row: entries of a row belong to the range in which the row starts. By
+   bisection, for a row may have many entries. */
+static int64_t next_row_start(const work *w, int64_t k)
 {
-    if (k == 0 || k == w->t->touched) return k;
-    int64_t row = row_of(w->order[k - 1]), end = w->t->touched;
+    if (k == 0 || k == w->t->nnz) return k;
+    int64_t row = table_row(w->order[k - 1]), end = w->t->nnz;
     while (k < end) {
         int64_t middle = k + (end - k) / 2;
-        if (row_of(w->order[middle]) == row) k = middle + 1;
+        if (table_row(w->order[middle]) == row) k = middle + 1;
         else end = middle;
     }
     return k;
 }
 
-static walk start(const work *w, int64_t from, int64_t to)
+static batch_walk begin_walk(const work *w, int64_t from, int64_t to)
 {
-    walk v = {.w = w, .end = where_a_row_starts(w, to)};
-    take(&v, where_a_row_starts(w, from), &v.rows[0]);
-    return v;
+    batch_walk walk = {.w = w, .end = next_row_start(w, to)};
+    read_batch(&walk, next_row_start(w, from), &walk.batches[0]);
+    return walk;
 }
 
-/* The rows that are next in a walk, or NULL at its end. */
-static const touched *next(walk *v)
+/* The rows of the next tile, and whether there is one. */
+static int next_tile(batch_walk *walk, span *at)
 {
-    const touched *now = &v->rows[v->turn];
-    if (!now->count) return NULL;
-    take(v, now->starts[now->count], &v->rows[v->turn = !v->turn]);
-    return now;
-}
-
-/* ----------------------------------------------------------------------------------------------------------- tiles */
-
-enum { G, X, AVERAGE, V, BUFFERS };
-
-static void *buffer(const work *w, int which)
-{
-    return at(w->room, (BUFFERS * thread_number() + which) * w->capacity, w->f->real);
-}
-
-/* Rows of the table, and the sum of the gradient there. */
-static tile open_rows(const work *w, const touched *rows)
-{
-    const tensor *t = w->t;
-    const int64_t *places = rows->rows, columns = t->inner, n = rows->count;
-    tile e = {.rows = n, .columns = columns, .sign = w->s->sign, .g = buffer(w, G), .g_row = columns};
-    w->stored->gather(t->g.data, t->g.outer, t->g.inner, w->order, t->touched, rows->starts, n, columns, e.g);
-    if (!w->staged) {
-        e.x = t->x.data, e.x_row = t->x.outer, e.average = t->average.data, e.average_row = t->average.outer;
-        e.v = t->statistic.data, e.v_row = t->statistic.outer, e.places = places;
-        return e;
-    }
-    e.x = buffer(w, X), e.average = buffer(w, AVERAGE), e.v = buffer(w, V);
-    e.x_row = e.average_row = e.v_row = columns;
-    w->stored->load(t->x.data, t->x.outer, t->x.inner, places, n, columns, e.x);
-    if (w->s->momentum) w->f->load(t->average.data, t->average.outer, t->average.inner, places, n, columns, e.average);
-    if (t->kind == PER_ENTRY) w->f->load(t->statistic.data, t->statistic.outer, t->statistic.inner, places, n, columns, e.v);
-    if (w->s->l2 != 0) {
-        w->f->penalize(e.g, e.x, w->s, n * columns);
-        e.sign = 1;
-    }
-    return e;
-}
-
-static void close_rows(const work *w, const tile *e, const touched *rows, int what)
-{
-    const tensor *t = w->t;
-    const int64_t *places = rows->rows;
-    if (!w->staged) return;
-    if (what & MOVE)
-        w->stored->store(e->x, t->x.data, t->x.outer, t->x.inner, places, e->rows, e->columns, w->s->seed, 0, 0);
-    if (what & READ && w->s->momentum)
-        w->f->store(e->average, t->average.data, t->average.outer, t->average.inner, places, e->rows, e->columns, 0, 0, 0);
-    if (t->kind == PER_ENTRY)
-        w->f->store(e->v, t->statistic.data, t->statistic.outer, t->statistic.inner, places, e->rows, e->columns, 0, 0, 0);
+    const row_batch *batch = &walk->batches[walk->current];
+    if (!batch->count) return 0;
+    *at = (span){.rows = batch->count, .columns = walk->w->t->inner, .row_index = batch->rows, .starts = batch->starts};
+    read_batch(walk, batch->starts[batch->count], &walk->batches[walk->current = !walk->current]);
+    return 1;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- tables */
 
-/* Rows that have scales of their own, for the row or for its entries: all is done at once. */
-static void per_row(const work *w, int64_t threads)
+/* A scale per row or per entry: rows are independent, and each is read and moved in one pass. */
+static void step_rows(const work *w, int64_t threads)
 {
-    PARALLEL_FOR
-    for (int64_t k = 0; k < w->t->touched; k += SPAN) {
-        double squares[ROWS], scales[ROWS];
-        const touched *rows;
-        for (walk v = start(w, k, least(w->t->touched, k + SPAN)); (rows = next(&v));) {
-            tile e = open_rows(w, rows);
-            if (w->t->kind == PER_ENTRY) w->f->step_entries(&e, w->s);
+    PARALLEL_FOR_DYNAMIC
+    for (int64_t k = 0; k < w->t->nnz; k += SPAN_ENTRIES) {
+        double squares[TILE_ROWS], scales[TILE_ROWS];
+        tile_buffers buf = buffers_of_thread(w);
+        span at;
+        for (batch_walk walk = begin_walk(w, k, min(w->t->nnz, k + SPAN_ENTRIES)); next_tile(&walk, &at);) {
+            tile_view tile;
+            open_tile(w, &at, READ | MOVE, &buf, &tile);
+            if (w->t->kind == PER_ENTRY) w->ops->step_entries(&tile, w->s);
             else {
-                w->f->read_rows(&e, w->s, squares);
-                w->f->scales(w->s, w->t->statistic.data, rows->rows, squares, scales, e.rows);
-                w->f->move_rows(&e, w->s, scales);
+                w->ops->read_rows(&tile, w->s, squares);
+                w->ops->compute_scales(w->s, w->t->statistic.data, at.row_index, squares, scales, at.rows);
+                w->ops->move_rows(&tile, w->s, scales);
             }
-            close_rows(w, &e, rows, READ | MOVE);
+            close_tile(w, &tile, &at, READ | MOVE);
         }
     }
 }
 
-/* Scales that all rows share, for a column or for the whole: chunks of the gradient have sums of their own, added in order. */
-static void per_table(const work *w, int64_t threads, char *sums, int64_t chunks)
+/* Scales that all rows share, per column or for the whole: chunks of the gradient have column sums of their own, which
+   are added in order. */
+static void step_table(const work *w, int64_t threads, char *sums, int64_t chunks)
 {
     const tensor *t = w->t;
-    int64_t real = w->f->real, width = t->inner, share = ceil_div(t->touched, chunks);
-    memset(sums, 0, (size_t)(chunks * width * real));
-    PARALLEL_FOR
+    int64_t real_bytes = w->ops->real_bytes, width = t->inner, share = ceil_div(t->nnz, chunks);
+    memset(sums, 0, (size_t)(chunks * width * real_bytes));
+    PARALLEL_FOR_DYNAMIC
     for (int64_t c = 0; c < chunks; c++) {
-        const touched *rows;
-        for (walk v = start(w, least(t->touched, c * share), least(t->touched, (c + 1) * share)); (rows = next(&v));) {
-            tile e = open_rows(w, rows);
-            void *level = buffer(w, V);
-            memset(level, 0, (size_t)(width * real));
-            w->f->read_columns(&e, w->s, level);
-            w->f->add(at(sums, c * width, real), level, width);
-            close_rows(w, &e, rows, READ);
+        tile_buffers buf = buffers_of_thread(w);
+        span at;
+        for (batch_walk walk = begin_walk(w, min(t->nnz, c * share), min(t->nnz, (c + 1) * share));
+             next_tile(&walk, &at);) {
+            tile_view tile;
+            open_tile(w, &at, READ, &buf, &tile);
+            memset(buf.v, 0, (size_t)(width * real_bytes));
+            w->ops->read_columns(&tile, w->s, buf.v);
+            w->ops->add(entry_at(sums, c * width, real_bytes), buf.v, width);
+            close_tile(w, &tile, &at, READ);
         }
     }
-    for (int64_t c = 1; c < chunks; c++) w->f->add(sums, at(sums, c * width, real), width);
+    for (int64_t c = 1; c < chunks; c++) w->ops->add(sums, entry_at(sums, c * width, real_bytes), width);
     if (t->kind == PER_TENSOR) {
         double sum = 0;
-        for (int64_t j = 0; j < width; j++) sum += real == 8 ? ((double *)sums)[j] : ((float *)sums)[j];
-        if (real == 8) *(double *)sums = sum;
-        else *(float *)sums = (float)sum;
-        w->f->scales(w->s, t->statistic.data, NULL, sums, sums, 1);
-        for (int64_t j = 1; j < width; j++) memcpy(at(sums, j, real), sums, (size_t)real);
-    } else w->f->scales(w->s, t->statistic.data, NULL, sums, sums, width);
-    PARALLEL_FOR
-    for (int64_t k = 0; k < t->touched; k += SPAN) {
-        const touched *rows;
-        for (walk v = start(w, k, least(t->touched, k + SPAN)); (rows = next(&v));) {
-            tile e = open_rows(w, rows);
-            w->f->move_columns(&e, w->s, sums);
-            close_rows(w, &e, rows, MOVE);
+        for (int64_t j = 0; j < width; j++) sum += get_real(sums, j, real_bytes);
+        set_real(sums, 0, real_bytes, sum);
+        w->ops->compute_scales(w->s, t->statistic.data, NULL, sums, sums, 1);
+        for (int64_t j = 1; j < width; j++) memcpy(entry_at(sums, j, real_bytes), sums, (size_t)real_bytes);
+    } else w->ops->compute_scales(w->s, t->statistic.data, NULL, sums, sums, width);
+    PARALLEL_FOR_DYNAMIC
+    for (int64_t k = 0; k < t->nnz; k += SPAN_ENTRIES) {
+        tile_buffers buf = buffers_of_thread(w);
+        span at;
+        for (batch_walk walk = begin_walk(w, k, min(t->nnz, k + SPAN_ENTRIES)); next_tile(&walk, &at);) {
+            tile_view tile;
+            open_tile(w, &at, MOVE, &buf, &tile);
+            w->ops->move_columns(&tile, w->s, sums);
+            close_tile(w, &tile, &at, MOVE);
         }
     }
 }
 
-/* What a table needs besides, in bytes: counts of entries, tiles, entries being sorted, and sums by column. */
+/* The workspace of a table: sizes of its parts in bytes. */
 typedef struct {
-    int64_t batch, capacity, chunks; /* rows and entries of a tile; chunks of the gradient with sums of their own */
-    int64_t counts, tiles, spare, sums, all;
-} needs;
+    int64_t tile_rows, buffer_entries, chunks; /* of a tile; chunks of the gradient with column sums of their own */
+    int64_t counts, tiles, sorted_entries, sums, total;
+} workspace;
 
 static int all_rows_share(const tensor *t) { return t->kind == PER_INNER || t->kind == PER_TENSOR; }
 
-static needs needs_of(const tensor *t, int64_t threads)
+static workspace workspace_of(const tensor *t, int64_t threads)
 {
-    int64_t width = most(1, t->inner), real = t->dtype == F64 ? sizeof(double) : sizeof(float);
-    needs n = {.batch = least(ROWS, most(1, TILE / width)), .capacity = most(TILE, width)};
-    n.chunks = most(1, least(ROWS, least(SCRATCH / real / width, ceil_div(t->touched, 4 * n.batch))));
-    n.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
-    n.tiles = threads * BUFFERS * n.capacity * real;
-    n.spare = t->touched * (int64_t)sizeof(uint64_t);
-    n.sums = all_rows_share(t) ? n.chunks * width * real : 0;
-    n.all = n.counts + n.tiles + n.spare + n.sums;
-    return n;
+    int64_t width = max(1, t->inner), real_bytes = real_bytes_of(t);
+    workspace sizes = {.buffer_entries = max(TILE_ENTRIES, width)};
+    sizes.tile_rows = copied_rows(width);
+    sizes.chunks =
+        max(1, min(TILE_ROWS, min(SCRATCH_BYTES / real_bytes / width, ceil_div(t->nnz, 4 * sizes.tile_rows))));
+    sizes.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
+    sizes.tiles = threads * TILE_COPIES * sizes.buffer_entries * real_bytes;
+    sizes.sorted_entries = t->nnz * (int64_t)sizeof(uint64_t);
+    sizes.sums = all_rows_share(t) ? sizes.chunks * width * real_bytes : 0;
+    sizes.total = sizes.counts + sizes.tiles + sizes.sorted_entries + sizes.sums;
+    return sizes;
 }
 
-static void step(const tensor *t, const rule *r, uint64_t *entries, int is_sorted, int64_t threads, char *room)
+static void step(const tensor *t, const config *c, uint64_t *entries, int is_sorted, int64_t threads,
+                 char *workspace_data)
 {
-    const arithmetic *stored = arithmetic_of(t->dtype), *f = arithmetic_of(t->dtype == F64 ? F64 : F32);
-    needs n = needs_of(t, threads);
-    char *counts = room, *tiles = counts + n.counts, *spare = tiles + n.tiles, *sums = spare + n.spare;
-    settings s = begin_step(t, r);
-    int neighbours = t->x.inner == 1 && (!s.momentum || t->average.inner == 1) &&
-                     (t->kind != PER_ENTRY || t->statistic.inner == 1);
-    int staged = !neighbours || s.l2 != 0 || s.seed != 0 || stored != f;
-    const uint64_t *order = is_sorted ? entries : sort(t, entries, (uint64_t *)spare, (int64_t *)counts, threads);
-    work w = {t, &s, stored, f, staged, order, n.batch, n.capacity, tiles};
-    if (all_rows_share(t)) per_table(&w, threads, sums, n.chunks);
-    else per_row(&w, threads);
+    workspace sizes = workspace_of(t, threads);
+    char *counts = workspace_data, *tiles = counts + sizes.counts, *sorted_entries = tiles + sizes.tiles;
+    char *sums = sorted_entries + sizes.sorted_entries;
+    settings s = begin_step(t, c, READ | MOVE);
+    const uint64_t *order =
+        is_sorted ? entries : sort(t, entries, (uint64_t *)sorted_entries, (int64_t *)counts, threads);
+    work w;
+    plan_work(t, &s, READ | MOVE, order, &w);
+    w.tile_rows = sizes.tile_rows, w.tile_columns = t->inner, w.buffer_entries = sizes.buffer_entries;
+    w.thread_buffers = tiles, w.thread_bytes = TILE_COPIES * sizes.buffer_entries * real_bytes_of(t);
+    if (all_rows_share(t)) step_table(&w, threads, sums, sizes.chunks);
+    else step_rows(&w, threads);
 }
 
-static int64_t threads_for(const tensor *t, int64_t threads) { return t->touched * t->inner <= SERIAL ? 1 : threads; }
-
-/* One step of every table. Returns 0; or, if there is not enough room, the bytes that are needed; or −1 − i if table i is the
-   first whose gradient has a row that the table has not, or bags that do not go through its rows: then nothing was done. */
-EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const rule *r, int64_t threads, char *room,
-                                          int64_t bytes)
+static int64_t threads_for(const tensor *t, int64_t threads)
 {
-    int64_t largest = 0, needed = 0;
+    return t->nnz * t->inner <= SERIAL_ENTRIES ? 1 : threads;
+}
+
+/* One step of every table. Returns 0; or, if the workspace is too small, the bytes that are needed; or −1 − i if table
+   i is the first whose gradient has an index out of range, or bags that do not cover its entries. Then nothing was
+   done. */
+EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const config *c, int64_t threads,
+                                          char *workspace_data, int64_t workspace_bytes)
+{
+    int64_t largest = 0, entries_bytes = 0;
     for (int64_t i = 0; i < count; i++) {
-        largest = most(largest, needs_of(&tensors[i], threads_for(&tensors[i], threads)).all);
-        needed += (tensors[i].touched + 1) * (int64_t)sizeof(uint64_t);
+        largest = max(largest, workspace_of(&tensors[i], threads_for(&tensors[i], threads)).total);
+        entries_bytes += (tensors[i].nnz + 1) * (int64_t)sizeof(uint64_t);
     }
     largest = ceil_div(largest, sizeof(uint64_t)) * (int64_t)sizeof(uint64_t);
-    if (largest + needed > bytes) return largest + needed;
-    int64_t *order = (int64_t *)(room + largest); /* of each table's entries, which follow */
+    if (largest + entries_bytes > workspace_bytes) return largest + entries_bytes;
+    /* SORTED or UNSORTED for each table, then the entries of all tables */
+    int64_t *order = (int64_t *)(workspace_data + largest);
     uint64_t *entries = (uint64_t *)(order + count);
-    for (int64_t i = 0; i < count; entries += tensors[i++].touched) {
+    for (int64_t i = 0; i < count; entries += tensors[i++].nnz) {
         order[i] = read_entries(&tensors[i], entries, threads_for(&tensors[i], threads));
         if (order[i] == REFUSED) return -1 - i;
     }
     entries = (uint64_t *)(order + count);
-    for (int64_t i = 0; i < count; entries += tensors[i++].touched)
-        if (!tensors[i].touched) begin_step(&tensors[i], r);
-        else step(&tensors[i], r, entries, order[i] == SORTED, threads_for(&tensors[i], threads), room);
+    for (int64_t i = 0; i < count; entries += tensors[i++].nnz)
+        if (!tensors[i].nnz) begin_step(&tensors[i], c, READ | MOVE);
+        else step(&tensors[i], c, entries, order[i] == SORTED, threads_for(&tensors[i], threads), workspace_data);
     return 0;
 }

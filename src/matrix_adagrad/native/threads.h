@@ -1,12 +1,13 @@
-/* How threads share a loop: PARALLEL_FOR or PARALLEL_EVENLY before it, with the number of `threads` in scope.
+/* How threads share a loop: PARALLEL_FOR_DYNAMIC or PARALLEL_FOR_STATIC before it, with the number of `threads` in
+   scope.
 
-   Which thread takes which turns never matters. All of them compute as the caller does: whether tiny numbers count as 0
-   (torch.set_flush_denormal), and how numbers are rounded, is known to each thread for itself, and is lent to the others
-   for as long as the loop takes.
+   No result depends on which thread runs which iteration. All threads compute in the caller's floating-point modes:
+   flushing denormals to zero (torch.set_flush_denormal) and rounding are modes of each thread, and the others adopt the
+   caller's for the loop.
 
-   A thread may have a small stack (threading.stack_size, OMP_STACKSIZE): functions that call each other keep less than
-   20 KB there, in all. What is larger is in the room that the caller brings, where each thread has a part: a step allocates
-   nothing, and never ends half-way for want of memory. */
+   A thread may have a small stack (threading.stack_size, OMP_STACKSIZE): a chain of calls keeps less than 20 KB there.
+   What is larger is in the workspace that the caller provides, where each thread has its own part. A step allocates
+   nothing, and never fails half-way for want of memory. */
 
 #ifndef MATRIX_ADAGRAD_THREADS_H
 #define MATRIX_ADAGRAD_THREADS_H
@@ -22,11 +23,11 @@ static inline int64_t thread_number(void) { return 0; }
 
 #if defined(__SSE__)
 #include <xmmintrin.h>
-enum { MODES = 0xe040 }; /* of MXCSR: results flushed to 0, the rounding, operands that count as 0 */
+enum { MODE_BITS = 0xe040 }; /* of MXCSR: flush to zero, rounding, denormals are zero */
 static inline uint64_t control_word(void) { return _mm_getcsr(); }
 static inline void set_control_word(uint64_t word) { _mm_setcsr((unsigned)word); }
 #elif defined(__aarch64__)
-enum { MODES = 0x1c80003 }; /* of FPCR: the same, with those of narrow numbers */
+enum { MODE_BITS = 0x1c80003 }; /* of FPCR: the same, also for float16 */
 static inline uint64_t control_word(void)
 {
     uint64_t word;
@@ -35,31 +36,33 @@ static inline uint64_t control_word(void)
 }
 static inline void set_control_word(uint64_t word) { __asm__ volatile("msr fpcr, %0" : : "r"(word)); }
 #else
-enum { MODES = 0 };
+enum { MODE_BITS = 0 };
 static inline uint64_t control_word(void) { return 0; }
 static inline void set_control_word(uint64_t word) { (void)word; }
 #endif
 
-/* From now on this thread computes in these modes; returns its own, for later. */
-static inline uint64_t compute_as(uint64_t modes)
+/* Switches this thread to these modes; returns its own, to be restored later. */
+static inline uint64_t adopt_modes(uint64_t modes)
 {
     uint64_t own = control_word();
-    if ((own ^ modes) & MODES) set_control_word((own & ~(uint64_t)MODES) | (modes & MODES));
+    if ((own ^ modes) & MODE_BITS) set_control_word((own & ~(uint64_t)MODE_BITS) | (modes & MODE_BITS));
     return own;
 }
 
-/* A number that others may write to meanwhile: what is checked is what is used. */
+/* A number that other threads may write to meanwhile: what is checked is what is used. */
 static inline int64_t read_once(const int64_t *number) { return __atomic_load_n(number, __ATOMIC_RELAXED); }
-/* What went wrong, to the thread that waits for all. */
-static inline void tell(int64_t *result, int64_t what) { __atomic_store_n(result, what, __ATOMIC_RELAXED); }
+/* Reports a status to the thread that joins the others. */
+static inline void report(int64_t *result, int64_t status) { __atomic_store_n(result, status, __ATOMIC_RELAXED); }
 
-#define OMP(directive) _Pragma(#directive)
-#define SHARE_OUT(how)                                                                                                   \
-    for (uint64_t modes = control_word(), begin = 1; begin; begin = 0)                                                   \
-        OMP(omp parallel num_threads((int)threads))                                                                      \
-        for (uint64_t own_modes = compute_as(modes), enter = 1; enter; compute_as(own_modes), enter = 0)                 \
-            OMP(omp for nowait schedule(how))
-#define PARALLEL_FOR SHARE_OUT(dynamic)
-#define PARALLEL_EVENLY SHARE_OUT(static)
+#define PRAGMA(directive) _Pragma(#directive)
+/* clang-format off */
+#define PARALLEL_LOOP(schedule_kind)                                                                                   \
+    for (uint64_t modes = control_word(), begin = 1; begin; begin = 0)                                                 \
+        PRAGMA(omp parallel num_threads((int)threads))                                                                 \
+        for (uint64_t own_modes = adopt_modes(modes), enter = 1; enter; adopt_modes(own_modes), enter = 0)             \
+            PRAGMA(omp for nowait schedule(schedule_kind))
+/* clang-format on */
+#define PARALLEL_FOR_DYNAMIC PARALLEL_LOOP(dynamic)
+#define PARALLEL_FOR_STATIC PARALLEL_LOOP(static)
 
 #endif

@@ -1,6 +1,7 @@
 """The theory as code: proximal functions, mirror descent with an adaptive geometry, regret and its bounds."""
 
-from matrix_adagrad.online.bounds import Inequality, Ledger, TradeOff
+from matrix_adagrad.online.bounds import Inequality, RegretTerms, TradeOff
+from matrix_adagrad.online.data_streams import EntryStream, ExampleStream
 from matrix_adagrad.online.games import (
     Adversarial,
     Completion,
@@ -10,24 +11,24 @@ from matrix_adagrad.online.games import (
     Logistic,
     Motivating,
 )
+from matrix_adagrad.online.meter import RegretMeter
 from matrix_adagrad.online.mirror_descent import AdaGrad, Fixed, FullAdaGrad, MirrorDescent, Scheme
 from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
-from matrix_adagrad.online.regret import RegretMeter
-from matrix_adagrad.online.report import Regret
+from matrix_adagrad.online.regret import Regret
 from matrix_adagrad.online.solver import Solution, minimise
-from matrix_adagrad.online.streams import Stream, Trace
 
 __all__ = [
     "AdaGrad",
     "Adversarial",
     "ColumnWise",
     "Completion",
+    "EntryStream",
+    "ExampleStream",
     "Fixed",
     "FullAdaGrad",
     "Game",
     "Hinge",
     "Inequality",
-    "Ledger",
     "Linear",
     "Logistic",
     "MirrorDescent",
@@ -35,12 +36,11 @@ __all__ = [
     "Proximal",
     "Regret",
     "RegretMeter",
+    "RegretTerms",
     "RowWise",
     "Scaled",
     "Scheme",
     "Solution",
-    "Stream",
-    "Trace",
     "TradeOff",
     "Vectorised",
     "minimise",

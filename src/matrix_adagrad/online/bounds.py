@@ -1,7 +1,7 @@
-r"""The paper's inequalities, with the numbers of a run: what each side was, whether it held, and by how much.
+r"""The paper's inequalities, checked with the numbers of a run.
 
 With :math:`\Delta = \max_u \|X^* - X_u\|` in the geometry's norm, :math:`V_b = \sum_t \|G_{t,b}\|_2^2` for each block,
-and :math:`s_{T,b} = \sqrt{V_b} + \delta`. All of them hold for any point of the domain in the place of X*.
+and :math:`s_{T,b} = \sqrt{V_b} + \delta`. All of them hold for any point of the domain as X*.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 
 from matrix_adagrad.geometry import Column, Entry, Geometry, Row
 
-__all__ = ["Inequality", "Ledger", "TradeOff", "inequalities", "theorem"]
+__all__ = ["Inequality", "RegretTerms", "TradeOff", "inequalities", "theorem"]
 
 SLACK = 1e-9  # of both sides' size: rounding over many rounds
 
 
 @dataclass(frozen=True)
 class Inequality:
-    """left ≤ right, with the place in the paper where it is claimed, or asked for as a condition of what is claimed."""
+    """left ≤ right, and where in the paper it is claimed, or required as the condition of a claim."""
 
     name: str
     place: str
     left: float
     right: float
     is_condition: bool = False
-    is_promised: bool = True  # a claim whose condition is not met is no promise
+    is_guaranteed: bool = True  # False for a claim whose condition is not met
 
     @property
     def slack(self) -> float:
-        """By how much the right-hand side is larger."""
+        """Right - left."""
         return self.right - self.left
 
     @property
@@ -46,12 +46,12 @@ class Inequality:
         """Whether it held, in a word or two."""
         if self.is_condition:
             return "met" if self.holds else "not met"
-        return "holds" if self.holds else "FAILS" if self.is_promised else "fails, δ"
+        return "holds" if self.holds else "FAILS" if self.is_guaranteed else "fails, δ"
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What a run leaves behind that the bounds are made of. Divergences are those of X* (or of another fixed point)."""
+class RegretTerms:
+    """The terms of the bounds, measured on a run. Divergences are those of X*, or of another fixed point."""
 
     regret: float
     eta: float
@@ -81,12 +81,12 @@ class Ledger:
 
 def theorem(geometry: Geometry | None) -> str:
     """Where the paper claims the regret bound of AdaGrad in this geometry."""
-    places = {Row(): "Thm 1", Column(): "Thm 2", Entry(): "§4.3, entry-wise"}
-    return places.get(geometry, "extends Thm 1")  # type: ignore[arg-type]
+    places: dict[Geometry | None, str] = {Row(): "Thm 1", Column(): "Thm 2", Entry(): "§4.3, entry-wise"}
+    return places.get(geometry, "extends Thm 1")
 
 
-def inequalities(run: Ledger) -> Iterator[Inequality]:
-    """All inequalities that the run allows to check."""
+def inequalities(run: RegretTerms) -> Iterator[Inequality]:
+    """All inequalities that can be checked on this run."""
     eta, regret = run.eta, run.regret
     general = (run.first + run.middle) / eta + eta / 2 * run.dual
     yield Inequality("regret ≤ general bound", "Cor. 1", regret, general - run.last / eta)
@@ -103,11 +103,11 @@ def inequalities(run: Ledger) -> Iterator[Inequality]:
     yield Inequality("2 Σ‖G_t‖²_{H_T⁻¹} ≤ 2 Σ_b √V_b", "Cor. 2", 2 * run.terminal, 2 * total)
     place, bound = theorem(run.geometry), (square / (2 * eta) + eta) * total
     absorbed = Inequality("the stabilizer is absorbed: Δ² m δ ≤ 2 B_T", "§4.2", stabilizer, 2 * run.last, True)
-    yield Inequality("regret ≤ (Δ²/2η + η) Σ_b √V_b", place, regret, bound, is_promised=absorbed.holds)
+    yield Inequality("regret ≤ (Δ²/2η + η) Σ_b √V_b", place, regret, bound, is_guaranteed=absorbed.holds)
     yield Inequality("the same, with the stabilizer's term", place, regret, bound + stabilizer / (2 * eta))
     if math.isfinite(run.diameter) and math.isclose(eta, run.diameter / math.sqrt(2), rel_tol=1e-12):
         bound = math.sqrt(2) * run.diameter * total
-        yield Inequality("regret ≤ √2 D Σ_b √V_b", place, regret, bound, is_promised=absorbed.holds)
+        yield Inequality("regret ≤ √2 D Σ_b √V_b", place, regret, bound, is_guaranteed=absorbed.holds)
     yield absorbed
     if not math.isnan(run.absorbed) and square > 0:
         limit = run.absorbed / (run.roots.numel() * square)

@@ -1,7 +1,7 @@
 """Games: sequences of convex losses, each with its best fixed decision in hindsight.
 
-A game gives the loss of round t and a subgradient at any point, by the round's number alone, so that it can be played
-again, and from the middle. Rounds are numbered from 0.
+A game gives the loss of round t and a subgradient at any point. Both depend only on the round's number, so a game can
+be replayed, or resumed from the middle. Rounds are numbered from 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Box, Domain, FrobeniusBall
-from matrix_adagrad.geometry import Whole, as_geometry
-from matrix_adagrad.online.identity import describe
+from matrix_adagrad.geometry import Whole, as_partition
+from matrix_adagrad.online.data_streams import EntryStream, ExampleStream, generator
+from matrix_adagrad.online.fingerprints import full_repr
 from matrix_adagrad.online.solver import Solution, inner, minimise
-from matrix_adagrad.online.streams import Stream, Trace, generator
 
 __all__ = ["Adversarial", "Completion", "Game", "Hinge", "Linear", "Logistic", "Motivating"]
 
-CHUNK = 1024  # rounds of random data that are drawn together
+CHUNK = 1024  # rounds of random data drawn together
 
 
 class Game(ABC):
@@ -42,14 +42,14 @@ class Game(ABC):
 
     @abstractmethod
     def best(self, rounds: int, gradients: Tensor) -> Solution:
-        """The best fixed decision for so many rounds, given the sum of the gradients that were played."""
+        """The best fixed decision for this many rounds, given the sum of the gradients played."""
 
     def __repr__(self) -> str:
-        return describe(self)
+        return full_repr(self)
 
 
 class _LinearGame(Game):
-    """Losses ⟨G_t, X⟩ + a constant: the best decision is where the sum of gradients is least."""
+    """Losses ⟨G_t, X⟩ + a constant: the best decision minimizes the sum of the gradients."""
 
     constant = 0.0
 
@@ -60,12 +60,12 @@ class _LinearGame(Game):
 
 @dataclass(frozen=True)
 class Motivating(_LinearGame):
-    r"""The paper's motivating examples (§4.3, App. F): hinge losses whose data light up one row, or column, a round.
+    r"""The paper's motivating examples (§4.3, App. F): hinge losses with one active row, or column, per round.
 
     .. math:: f_t(X) = \max\{0,\ 1 - y_t \langle X, D_t \rangle_F\}, \qquad y_t = (-1)^t
 
-    The radius of the Frobenius ball is less than 1/√n (1/√m for columns), so that every margin is violated and the
-    losses are linear where they are played.
+    The radius of the Frobenius ball is less than 1/√n (1/√m for columns). So every margin is violated, and the losses
+    are linear on the ball.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class Motivating(_LinearGame):
     m: int
     n: int
     active: str = "row"
-    radius: float = 0.0  # by default half of the largest that is allowed
+    radius: float = 0.0  # by default, half the largest allowed
     domain: Domain = field(init=False, repr=False)
 
     constant = 1.0
@@ -85,7 +85,7 @@ class Motivating(_LinearGame):
     def __post_init__(self) -> None:
         if self.active not in ("row", "column"):
             raise ValueError(f"active must be 'row' or 'column', got {self.active!r}")
-        limit = 1 / math.sqrt(as_geometry(self.active).members(self.shape))
+        limit = 1 / math.sqrt(as_partition(self.active).members(self.shape))
         if self.radius == 0:
             object.__setattr__(self, "radius", limit / 2)
         if not 0 < self.radius < limit:
@@ -111,14 +111,14 @@ class Motivating(_LinearGame):
 
 @dataclass(frozen=True)
 class Linear(_LinearGame):
-    """Linear losses ⟨G_t, X⟩ with Gaussian gradients: row i has the size 1/(i + 1), and each entry a fixed mean.
+    """Linear losses ⟨G_t, X⟩ with Gaussian gradients: row i has size 1/(i + 1), and each entry has a fixed mean.
 
     Args:
-        m: rows.
-        n: columns.
-        domain: the set of decisions, by default the Frobenius ball of radius 1.
-        drift: the mean of an entry over its standard deviation, at most.
-        seed: of the random numbers.
+        m: the number of rows.
+        n: the number of columns.
+        domain: the set of decisions. Defaults to the Frobenius ball of radius 1.
+        drift: the largest ratio of an entry's mean to its standard deviation.
+        seed: the random seed.
     """
 
     m: int
@@ -145,9 +145,9 @@ def _gradients(m: int, n: int, drift: float, seed: int, chunk: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Adversarial(_LinearGame):
-    """An adversary who takes the rows in turn and charges for what he sees there: the gradient is the row's direction.
+    """An adversary that takes the rows in turn and charges for the row's norm: the gradient is the row's direction.
 
-    Where a row is 0 he charges for all of its entries alike. The best decision is known from the sum of his gradients.
+    If a row is 0, all of its entries have the same gradient. The best decision follows from the sum of gradients.
     """
 
     m: int
@@ -175,9 +175,9 @@ class Adversarial(_LinearGame):
 
 @dataclass(frozen=True, eq=False)
 class _Classification(Game):
-    """A convex function of the margin y⟨X_i, v⟩ for each example of a stream; after its end it starts anew."""
+    """A convex function of the margin y⟨X_i, v⟩ for each example of a stream, which repeats when it ends."""
 
-    stream: Stream
+    stream: ExampleStream
     domain: Domain
 
     @property
@@ -187,7 +187,7 @@ class _Classification(Game):
     @staticmethod
     @abstractmethod
     def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, a smooth minorant that tends to it with the smoothing, and the minorant's derivative."""
+        """The loss, a smooth minorant that tends to it as the smoothing does to 0, and the minorant's derivative."""
 
     def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
         t %= len(self.stream.tasks)
@@ -229,7 +229,7 @@ class _Classification(Game):
 
 
 class Hinge(_Classification):
-    """max{0, 1 - margin} on a `Stream`."""
+    """max{0, 1 - margin} on an `ExampleStream`."""
 
     @staticmethod
     def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,7 +241,7 @@ class Hinge(_Classification):
 
 
 class Logistic(_Classification):
-    """log(1 + exp(-margin)) on a `Stream`."""
+    """log(1 + exp(-margin)) on an `ExampleStream`."""
 
     @staticmethod
     def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG004
@@ -254,20 +254,20 @@ class Logistic(_Classification):
 
 @dataclass(frozen=True, eq=False)
 class Completion(Game):
-    r"""Matrix completion, :math:`f_t(X) = \tfrac12 (X_{i_t j_t} - v_t)^2` along a `Trace`, again and again.
+    r"""Matrix completion, :math:`f_t(X) = \tfrac12 (X_{i_t j_t} - v_t)^2` along an `EntryStream`, again and again.
 
-    The sum of the losses is :math:`\tfrac12 \sum N_{ij} (X_{ij} - \bar v_{ij})^2` and a constant, with the number of
-    times that each entry came and the mean of its values. So the best fixed decision is the projection of the means in
-    the metric of the counts: exact, for every domain.
+    The sum of the losses is :math:`\tfrac12 \sum N_{ij} (X_{ij} - \bar v_{ij})^2` plus a constant, with each entry's
+    count and the mean of its values. So the best fixed decision is the projection of the means in the metric of the
+    counts. This is exact for every domain.
     """
 
-    trace: Trace
+    stream: EntryStream
     m: int
     n: int
     domain: Domain = field(default_factory=lambda: Box(-3.0, 3.0))
 
     def __post_init__(self) -> None:
-        for name, index, size in (("rows", self.trace.rows, self.m), ("columns", self.trace.columns, self.n)):
+        for name, index, size in (("rows", self.stream.rows, self.m), ("columns", self.stream.columns, self.n)):
             if not 0 <= int(index.min()) <= int(index.max()) < size:
                 raise ValueError(f"{name} must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
 
@@ -276,23 +276,23 @@ class Completion(Game):
         return (self.m, self.n)
 
     def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
-        t %= len(self.trace.rows)
-        i, j = int(self.trace.rows[t]), int(self.trace.columns[t])
-        error = float(x[i, j]) - float(self.trace.values[t])
+        t %= len(self.stream.rows)
+        i, j = int(self.stream.rows[t]), int(self.stream.columns[t])
+        error = float(x[i, j]) - float(self.stream.values[t])
         grad = torch.zeros_like(x)
         grad[i, j] = error
         return 0.5 * error**2, grad
 
     def best(self, rounds: int, gradients: Tensor) -> Solution:
-        length = len(self.trace.rows)
+        length = len(self.stream.rows)
         times = torch.full((length,), rounds // length, dtype=torch.float64)
         times[: rounds % length] += 1
-        where = self.trace.rows * self.n + self.trace.columns
+        where = self.stream.rows * self.n + self.stream.columns
         zeros = torch.zeros(self.m * self.n, dtype=torch.float64)
         counts = zeros.index_add(0, where, times)
-        sums = zeros.index_add(0, where, times * self.trace.values)
+        sums = zeros.index_add(0, where, times * self.stream.values)
         means = (sums / counts.clamp_min(1)).view(self.shape)
-        # Entries that never came may be anywhere: to move them costs next to nothing.
+        # Entries that never appeared may be anywhere: moving them costs next to nothing.
         x = self.domain.project(means, counts.clamp_min(1e-200).view(self.shape))
-        errors = x.view(-1)[where] - self.trace.values.to(x)
+        errors = x.view(-1)[where] - self.stream.values.to(x)
         return Solution(x.to(gradients), 0.5 * float((times * errors.square()).sum()), 0.0)

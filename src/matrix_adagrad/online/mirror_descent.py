@@ -2,7 +2,7 @@ r"""Online mirror descent with a proximal function that may evolve (§3), and Ad
 
 .. math:: X_{t+1} = \operatorname{argmin}_{X \in \mathcal X}\ \eta \langle G_t, X \rangle_F + B_{\psi_t}(X; X_t)
 
-A scheme says what ψ_t is after the gradients :math:`G_1, \dots, G_t`.
+A scheme defines ψ_t given the gradients :math:`G_1, \dots, G_t`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, Shape, Whole, as_geometry, wide_dtype
-from matrix_adagrad.online.identity import describe
-from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, Proximal, RowWise, Scaled
+from matrix_adagrad.geometry import Diagonal, Geometry, Partition, Shape, Whole, as_geometry, wide_dtype
+from matrix_adagrad.online.fingerprints import full_repr
+from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, Measured, Proximal, RowWise, Scaled
 
 __all__ = ["AdaGrad", "Fixed", "FullAdaGrad", "MirrorDescent", "Scheme"]
 
 
 class Scheme(ABC):
-    """How the proximal function follows the gradients. A scheme of your own needs `observe` alone.
+    """How the proximal function follows the gradients. To write your own scheme, you only need `observe`.
 
-    Tensors and numbers that it keeps as attributes are its state: they are saved with a run and come back with it.
+    Tensors and numbers that it keeps as attributes are its state. They are saved and restored with a run.
     """
 
     @abstractmethod
@@ -33,14 +33,14 @@ class Scheme(ABC):
         """Take G_t and return ψ_t."""
 
     @property
-    def geometry(self) -> Geometry | None:
-        """The geometry in whose norm distances enter the scheme's bound; ``None`` leaves out what needs it."""
+    def geometry(self) -> Partition | None:
+        """The partition whose norm measures distances in the scheme's bound. ``None`` leaves out what needs it."""
         return None
 
-    delta = math.nan  # the stabilizer, without which the bounds that have it are left out
+    delta = math.nan  # the stabilizer; without it, the bounds that use it are left out
 
     def roots(self) -> Tensor | None:
-        """What the metric is made of, besides δ: √V_b of each block b, or the eigenvalues of a full metric's root."""
+        """The metric's values, without δ: √V_b of each block b, or the eigenvalues of a full metric's root."""
         return None
 
     def diameter(self, domain: Domain, shape: Shape) -> float:
@@ -48,15 +48,15 @@ class Scheme(ABC):
         return math.nan if self.geometry is None else domain.diameter(self.geometry, shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the scheme has kept of the gradients."""
+        """What the scheme has kept from the gradients."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that was saved."""
+        """Continue from a saved state."""
         vars(self).update(state)
 
     def __repr__(self) -> str:
-        return describe(self)
+        return full_repr(self)
 
 
 class Fixed(Scheme):
@@ -76,24 +76,32 @@ class Fixed(Scheme):
 
 
 class AdaGrad(Scheme):
-    r"""Algorithms 1 and 2, in any geometry: :math:`s_{t,b} = \sqrt{\sum_{k \le t} \|G_{k,b}\|_2^2} + \delta`."""
+    r"""Algorithms 1 and 2, in any geometry: :math:`s_{t,b} = \sqrt{\sum_{k \le t} \|G_{k,b}\|_2^2} + \delta`.
+
+    A geometry that is not a partition uses the metric it builds from its statistics. Its only bound is Corollary 1.
+    """
 
     def __init__(self, geometry: Geometry | str, delta: float = 1e-8) -> None:
         self._geometry, self.delta = as_geometry(geometry), _checked_delta(delta)
-        self.squares: Tensor | None = None  # V_t
+        self.squares: tuple[Tensor, ...] | None = None  # V_t, one or more statistics
 
     @property
-    def geometry(self) -> Geometry:
-        """Which entries share one scale."""
-        return self._geometry
+    def geometry(self) -> Partition | None:
+        return self._geometry if isinstance(self._geometry, Partition) else None
 
     def observe(self, grad: Tensor) -> Proximal:
-        square = self._geometry.statistic(grad)
-        self.squares = square if self.squares is None else self.squares + square
-        return Scaled(self.squares.sqrt() + self.delta, self._geometry)
+        measured, geometry = self._geometry.on(grad.shape).measure(grad), self._geometry.on(grad.shape)
+        if self.squares is not None:
+            measured = tuple(v + own for v, own in zip(self.squares, measured, strict=True))
+        self.squares = measured
+        if isinstance(geometry, Partition):
+            return Scaled(measured[0].sqrt() + self.delta, geometry)
+        if isinstance(geometry, Diagonal):
+            return Scaled((geometry.scale(*measured) + self.delta).expand(grad.shape))
+        return Measured(geometry, measured, self.delta)
 
     def roots(self) -> Tensor | None:
-        return None if self.squares is None else self.squares.sqrt()
+        return None if self.squares is None or self.geometry is None else self.squares[0].sqrt()
 
     def state_dict(self) -> dict[str, Any]:
         return {"squares": self.squares}
@@ -119,7 +127,7 @@ class FullAdaGrad(Scheme):
         product = grad @ grad.T if self.side == "row" else grad.T @ grad
         self.products = product if self.products is None else self.products + product
         values, vectors = torch.linalg.eigh(self.products)
-        # An eigenvalue 0 comes out as anything below this. So the metric never falls, as the bounds need it.
+        # A zero eigenvalue comes out as anything below this. So the metric never decreases, as the bounds require.
         rounding = len(values) * torch.finfo(values.dtype).eps * values[-1]
         self.values = torch.maximum(values, rounding).sqrt()
         values = self.values + self.delta
@@ -127,7 +135,7 @@ class FullAdaGrad(Scheme):
         return (RowWise if self.side == "row" else ColumnWise)(metric, eigen=(values, vectors))
 
     @property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> Partition:
         return Whole()  # the bound holds with the spectral norm, and so with the Frobenius norm, which is no less
 
     def roots(self) -> Tensor | None:
@@ -141,15 +149,15 @@ class FullAdaGrad(Scheme):
 
 
 class MirrorDescent:
-    r"""Online mirror descent: ``x`` is the decision X_t, and `update` takes G_t and moves on.
+    r"""Online mirror descent: ``x`` is the decision X_t, and `update` takes G_t and moves to X_{t+1}.
 
     Args:
         x1: the first decision, in the domain.
-        proximal: a `Proximal` that stays, a geometry (AdaGrad with one scale a block), or a `Scheme`.
+        proximal: a fixed `Proximal`, a geometry (AdaGrad with one scale per block), or a `Scheme`.
         domain: the set of decisions.
         eta: the step size η, or ``"theory"`` for D/√2, where D is the diameter of the domain in the geometry's norm:
             the step size of Theorems 1 and 2.
-        delta: the stabilizer δ, if ``proximal`` is a geometry; by default 1e-8.
+        delta: the stabilizer δ, if ``proximal`` is a geometry. Defaults to 1e-8.
 
     Example:
         >>> import torch
@@ -200,6 +208,11 @@ class MirrorDescent:
 
     def _theory(self) -> float:
         diameter = self.scheme.diameter(self.domain, self.x.shape)
+        if isinstance(self.scheme, AdaGrad) and self.scheme.geometry is None:
+            raise ValueError(
+                f"eta='theory' is the step size of Theorems 1 and 2, which need a partition, and {self.scheme!r} has "
+                "none: give eta a number"
+            )
         if not 0 < diameter < math.inf:
             raise ValueError(
                 f"eta='theory' needs a bounded domain with more than one point, and an AdaGrad scheme: the diameter of "
@@ -208,11 +221,11 @@ class MirrorDescent:
         return diameter / math.sqrt(2)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on from here: the decision, the round, and what the scheme has seen."""
+        """What is needed to continue from here: the decision, the round, and the scheme's state."""
         return {"x": self.x, "rounds": self.rounds, "scheme": self.scheme.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.x, self.rounds = state["x"].clone(), state["rounds"]
         self.scheme.load_state_dict(state["scheme"])
 

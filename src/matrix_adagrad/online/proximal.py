@@ -2,8 +2,8 @@ r"""Matrix proximal functions (§2): the quadratic forms that measure how far a 
 
 .. math:: \psi(X) = \tfrac12 \|X\|_H^2 = \tfrac12 \langle X, H X \rangle_F, \qquad H \succ 0.
 
-H multiplies from the left (rows), from the right (columns), acts on the stacked columns, or holds one number for each
-block of a geometry. ψ is 1-strongly convex in its own norm, whose dual is :math:`\|G\|_{H^{-1}}` (App. D).
+H multiplies from the left (rows) or the right (columns), acts on the stacked columns, or holds one number per block of
+a geometry. ψ is 1-strongly convex in its own norm, whose dual is :math:`\|G\|_{H^{-1}}` (App. D).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain, WholeSpace
-from matrix_adagrad.geometry import Entry, Geometry, as_geometry
-from matrix_adagrad.online.identity import describe
+from matrix_adagrad.geometry import Entry, Geometry, Partition, as_partition
+from matrix_adagrad.online.fingerprints import full_repr
 from matrix_adagrad.online.solver import inner, minimise
 
-__all__ = ["ColumnWise", "Proximal", "RowWise", "Scaled", "Vectorised"]
+__all__ = ["ColumnWise", "Measured", "Proximal", "RowWise", "Scaled", "Vectorised"]
 
 
 EVERYWHERE = WholeSpace()
 
 
 class Proximal(ABC):
-    """ψ(X) = ½⟨X, HX⟩. A subclass says what H and its inverse do, and projects in its norm."""
+    """ψ(X) = ½⟨X, HX⟩. A subclass defines what H and its inverse do, and projects in its norm."""
 
     strong_convexity = 1.0  # in its own norm
 
@@ -44,14 +44,14 @@ class Proximal(ABC):
 
     @abstractmethod
     def least_curvature(self) -> float:
-        """The least eigenvalue of H: ψ is so strongly convex in the Frobenius norm."""
+        """The smallest eigenvalue of H: the strong convexity of ψ in the Frobenius norm."""
 
     @abstractmethod
     def project(self, x: Tensor, domain: Domain) -> Tensor:
-        """The point of the domain that is nearest in ψ's norm."""
+        """The nearest point of the domain in ψ's norm."""
 
     def __repr__(self) -> str:
-        return describe(self)
+        return full_repr(self)
 
     def value(self, x: Tensor) -> float:
         """ψ(X)."""
@@ -70,7 +70,7 @@ class Proximal(ABC):
         return self.value(x) - self.value(y) - inner(self.gradient(y), x - y)
 
     def divergence(self, x: Tensor, y: Tensor) -> float:
-        """The same in its compact form, ½‖X - Y‖²_H (App. C), which loses no digits where X is near Y."""
+        """The same in its compact form, ½‖X - Y‖²_H (App. C), which loses no digits when X is close to Y."""
         return self.value(x - y)
 
     def step(self, x: Tensor, g: Tensor, eta: float, domain: Domain = EVERYWHERE) -> Tensor:
@@ -79,11 +79,11 @@ class Proximal(ABC):
 
 
 class Scaled(Proximal):
-    r"""One scale for each block of a geometry: :math:`\psi(X) = \tfrac12 \sum_b s_b \|X_b\|_2^2`.
+    r"""One scale per block of a geometry: :math:`\psi(X) = \tfrac12 \sum_b s_b \|X_b\|_2^2`.
 
     Args:
         scale: positive numbers in the shape of the geometry's statistic.
-        geometry: the geometry; by default the scale broadcasts against X as it is.
+        geometry: the geometry. By default, the scale broadcasts against X as it is.
 
     Example:
         >>> import torch
@@ -94,7 +94,8 @@ class Scaled(Proximal):
 
     def __init__(self, scale: Tensor, geometry: Geometry | str = "entry") -> None:
         _check_positive("scale", scale.min() if scale.numel() else scale.new_ones(()))
-        self.scale, self.geometry = scale, as_geometry(geometry)
+        self.scale: Tensor = scale
+        self.geometry: Partition = as_partition(geometry)
 
     def gradient(self, x: Tensor) -> Tensor:
         return self._spread(x) * x
@@ -120,8 +121,40 @@ class Scaled(Proximal):
         return self.geometry.spread(self.scale, x.shape)
 
 
+class Measured(Proximal):
+    """The metric that a geometry, diagonal or not, builds from its statistics and a stabilizer: ψ(X) = ½⟨X, HX⟩.
+
+    Args:
+        geometry: multiplies by H and by its inverse.
+        statistics: what the geometry has measured so far.
+        delta: the stabilizer.
+    """
+
+    def __init__(self, geometry: Geometry, statistics: tuple[Tensor, ...], delta: float) -> None:
+        self.geometry, self.statistics, self.delta = geometry, statistics, delta
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.geometry.weigh(x, self.delta, *self.statistics)
+
+    def inverse(self, g: Tensor) -> Tensor:
+        return self.geometry.precondition(g, 1.0, self.delta, *self.statistics)
+
+    def trace(self) -> float:
+        raise TypeError(f"the trace of a metric of {self.geometry!r} is not known")
+
+    def least_curvature(self) -> float:
+        return self.delta
+
+    def project(self, x: Tensor, domain: Domain) -> Tensor:
+        if isinstance(domain, WholeSpace):
+            return x
+        raise TypeError(
+            f"{self.geometry!r} has no diagonal metric to project onto {domain!r} in: play without a domain"
+        )
+
+
 class _Metric(Proximal):
-    """A metric matrix, or its diagonal, that multiplies a matrix which X is unfolded into."""
+    """A metric matrix, or its diagonal, that multiplies X unfolded into a matrix."""
 
     mixes: tuple[int, ...]  # the dimensions of X whose entries the metric couples
 
@@ -147,10 +180,10 @@ class _Metric(Proximal):
 
     @abstractmethod
     def _fold(self, y: Tensor, shape: torch.Size) -> Tensor:
-        """The inverse of `_unfold`; a column of numbers becomes scales that broadcast against X."""
+        """The inverse of `_unfold`. A column of numbers becomes scales that broadcast against X."""
 
     def _checked(self, x: Tensor) -> Tensor:
-        """`_unfold`, if the metric is one for tensors of this shape."""
+        """`_unfold`, if the metric fits tensors of this shape."""
         unfolded = self._unfold(x) if x.dim() > max(self.mixes) else x
         if x.dim() <= max(self.mixes) or len(unfolded) != len(self.values):
             size = f"{len(self.values)}×{len(self.values)}"
@@ -180,7 +213,7 @@ class _Metric(Proximal):
         scale = self._fold(self.values[:, None], x.shape)
         if self.metric.dim() == 1:
             return domain.project(x, scale)
-        if domain.is_invariant(self.mixes, x.shape):  # turned into the eigenvectors' frame, H is diagonal
+        if domain.is_invariant(self.mixes, x.shape):  # in the eigenbasis, H is diagonal
             turned = self._fold(self.vectors.T @ self._unfold(x), x.shape)
             return self._fold(self.vectors @ self._unfold(domain.project(turned, scale)), x.shape)
 

@@ -1,273 +1,97 @@
-r"""Regret, measured, next to the bounds that promise it.
-
-A meter keeps sums that do not grow with the rounds. For a quadratic ψ_t the sum of divergences in Corollary 1 is linear
-and quadratic in X*, so that it is known exactly for any X* in the end: with :math:`Z_t = X_t - X_1` and
-:math:`W = X^* - X_1`,
-
-.. math::
-    \sum_t B_{\psi_t}(X^*; X_t) - B_{\psi_t}(X^*; X_{t+1})
-    = -\Big\langle W, \sum_t H_t (X_t - X_{t+1}) \Big\rangle
-      + \tfrac12 \sum_t \langle H_t (X_t - X_{t+1}),\ Z_t + Z_{t+1} \rangle .
-
-Only the largest distance :math:`\max_u \|X^* - X_u\|` needs X* from the start: a second pass over the same game gives
-it exactly, and one pass an upper bound, by the triangle inequality through X_1.
-"""
+"""The regret of a run, next to the bounds on it."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+from matrix_adagrad.online.bounds import Inequality, RegretTerms, TradeOff
+from matrix_adagrad.online.solver import Solution
 
-from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.online.bounds import Ledger, inequalities
-from matrix_adagrad.online.checkpoint import Checkpoint, WholeRounds
-from matrix_adagrad.online.games import Game
-from matrix_adagrad.online.identity import fingerprint
-from matrix_adagrad.online.mirror_descent import MirrorDescent
-from matrix_adagrad.online.proximal import Proximal
-from matrix_adagrad.online.report import Regret
-from matrix_adagrad.online.solver import Solution, inner
-
-__all__ = ["RegretMeter"]
-
-Progress = Callable[..., Iterable[int]]
+__all__ = ["Regret"]
 
 
-class RegretMeter:
-    """Measures the regret of a learner, round by round or over a whole game, in memory that does not grow.
+@dataclass(frozen=True)
+class Regret:
+    """The regret of a learner against the best fixed decision in hindsight, and the bounds on it."""
 
-    Args:
-        learner: a learner that has not played yet.
-        also: geometries whose bounds are to be computed for the same gradients, besides the learner's own.
-        target: X*, if it is known, so that distances to it are exact.
-
-    Example:
-        >>> import torch
-        >>> from matrix_adagrad.online import Adversarial, MirrorDescent, RegretMeter
-        >>> game = Adversarial(8, 4)
-        >>> learner = MirrorDescent(torch.zeros(8, 4, dtype=torch.float64), "row", game.domain)
-        >>> regret = RegretMeter(learner).play(game, 200, exact=True)
-        >>> regret.holds, 0 < regret.regret < regret["regret ≤ √2 D Σ_b √V_b"].right
-        (True, True)
-    """
-
-    def __init__(
-        self,
-        learner: MirrorDescent,
-        *,
-        also: Sequence[Geometry | str] | Geometry | str = (),
-        target: Tensor | None = None,
-    ) -> None:
-        if learner.rounds:
-            raise ValueError(f"the learner has played {learner.rounds} rounds already: give a fresh one")
-        self.learner, self._fresh = learner, copy.deepcopy(learner)
-        self._x1, self._geometry = learner.x, learner.scheme.geometry
-        self._best_of = 0  # the rounds that the best decision in hindsight is that of
-        self._also = tuple(map(as_geometry, (also,) if isinstance(also, str | Geometry) else also))
-        self._begin(target)
-
-    def _begin(self, target: Tensor | None, best: Solution | None = None) -> None:
-        self._target, self._best, self._distance = target, best, 0.0
-        self._is_whole = True  # whether the last round was counted to its end
-        self._loss, self._dual, self._quadratic = 0.0, 0.0, 0.0
-        self._linear, self._gradients = torch.zeros_like(self._x1), torch.zeros_like(self._x1)
-        self._first: Proximal | None = None
-        self._course: list[dict[str, float]] = []
-        self._reach: Tensor | None = None
-        self._squares = [
-            torch.zeros(geometry.statistic_shape(self._x1.shape), dtype=self._x1.dtype, device=self._x1.device)
-            for geometry in self._also
-        ]
+    rounds: int
+    loss: float
+    best: Solution
+    terms: RegretTerms
+    exact: bool
+    inequalities: tuple[Inequality, ...]
+    geometry_bounds: dict[str, float]  # √2 D Σ_b √V_b of each further geometry, for these gradients
+    curve: tuple[dict[str, float], ...] = ()  # `point` after some of the rounds, if asked for
 
     @property
-    def rounds(self) -> int:
-        """How many rounds were played."""
-        return self.learner.rounds
+    def regret(self) -> float:
+        """Σ f_t(X_t) - Σ f_t(X*), exact up to the solver's gap for X*."""
+        return self.terms.regret
 
-    def record(self, loss: float, grad: Tensor) -> None:
-        """One round: the loss at ``learner.x`` and a subgradient there. The learner moves."""
-        x = self.learner.x
-        self._is_whole = False
-        self._measure_distance(x)
-        following = self.learner.update(grad)
-        proximal = self.learner.proximal
-        assert proximal is not None
-        if self._first is None:
-            self._first = proximal
-        pull = proximal.gradient(x - following)
-        self._linear += pull
-        self._quadratic += inner(pull, (x - self._x1).add_(following).sub_(self._x1))
-        self._dual += inner(grad, proximal.inverse(grad))
-        self._gradients += grad
-        self._loss += float(loss)
-        for geometry, squares in zip(self._also, self._squares, strict=True):
-            squares += geometry.statistic(grad)
-        self._is_whole = True
-
-    def _measure_distance(self, x: Tensor) -> None:
-        if self._geometry is None:
-            return
-        if self._target is not None:
-            self._distance = max(self._distance, float(self._geometry.norm(self._target - x)))
-        lengths = self._geometry.statistic(x - self._x1)
-        self._reach = lengths if self._reach is None else torch.maximum(self._reach, lengths)
-
-    # -------------------------------------------------------------------------------------------------- a whole game
-
-    def play(
-        self,
-        game: Game,
-        rounds: int,
-        *,
-        exact: bool = False,
-        progress: Progress | None = None,
-        checkpoint: Path | str | None = None,
-        every: float = 30.0,
-        points: int = 0,
-    ) -> Regret:
-        """Play a game from its first round, or go on from a checkpoint, and report.
-
-        Args:
-            game: the losses.
-            rounds: how many.
-            exact: play twice, the second time with X* known, so that distances are exact.
-            progress: shows how far it is: called as ``tqdm.tqdm(rounds, initial=..., total=...)``, and iterated over.
-            checkpoint: a file to continue from, if it is there, and to save to, also when the run is interrupted.
-            every: how many seconds pass between two checkpoints.
-            points: how many steps of a constant factor lead from the first round to the last one in `Regret.course`;
-                each asks the game for its best decision so far. With 0 there is no course.
-        """
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
-        if game.shape != tuple(self.learner.x.shape) or game.domain != self.learner.domain:
-            raise ValueError(f"the learner is {self.learner!r}, and the game has {game.shape} and {game.domain!r}")
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(Path(checkpoint), self._name(game, exact), every, self._state_dict)
-            if (saved := file.load()) is not None:
-                self._load_state_dict(saved)
-        if self._best is None:
-            self._play(game, rounds, progress, file, 0 if exact else points)
-            best = game.best(rounds, self._gradients)
-            if not exact:
-                return self.report(best)
-            fresh = copy.deepcopy(self._fresh)
-            self.learner.scheme, self.learner.x, self.learner.rounds = fresh.scheme, fresh.x, 0
-            self._begin(best.x, best)
-            self._best_of = rounds
-        assert self._best is not None
-        if rounds != self._best_of:
-            raise ValueError(f"X* is that of {self._best_of} rounds, and {rounds} are asked for: start a new run")
-        self._play(game, rounds, progress, file, points)
-        return self.report(self._best)
-
-    def _name(self, game: Game, exact: bool) -> str:
-        """What tells this run from others, so that none goes on from another's checkpoint."""
-        also = ", ".join(map(str, self._also)) or "nothing"
-        passes = "two passes" if exact else "one pass"
-        return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, also {also}, {passes}"
-
-    def _play(self, game: Game, rounds: int, progress: Progress | None, file: Checkpoint | None, points: int) -> None:
-        start, stops = self.rounds, {round(rounds ** (i / points)) for i in range(points + 1)} if points else set()
-        if start > rounds:
-            raise ValueError(
-                f"{start} rounds were played already, and {rounds} are asked for: ask for more, or start anew"
-            )
-        turns: Iterable[int] = range(start, rounds)
-        if progress is not None:
-            turns = progress(turns, initial=start, total=rounds)
-        try:
-            with WholeRounds() as interrupt:
-                for t in turns:
-                    self.record(*game.loss(t, self.learner.x))
-                    if t + 1 in stops:
-                        self._course.append(self.report(game.best(t + 1, self._gradients)).point())
-                    if file is not None and t == start:
-                        file.try_out()
-                    if file is not None and t % 64 == 0:
-                        file.save_in_time()
-                    interrupt.raise_if_asked()
-        finally:
-            if file is not None and self._is_whole:
-                file.save()
-
-    def report(self, best: Solution) -> Regret:
-        """The regret against a fixed decision, and all inequalities with it in the place of X*."""
-        learner, last = self.learner, self.learner.proximal
-        if self._first is None or last is None:
-            raise ValueError("no round was played yet")
-        shift = best.x - self._x1
-        first, final = self._first.value(shift), last.divergence(best.x, learner.x)
-        telescoped = 0.5 * self._quadratic - inner(shift, self._linear)  # = first + middle - last
-        roots = learner.scheme.roots()
-        shape = tuple(learner.x.shape)
-        ledger = Ledger(
-            regret=self._loss - best.value,
-            eta=learner.eta,
-            first=first,
-            middle=telescoped - first + final,
-            last=final,
-            dual=self._dual,
-            delta=learner.scheme.delta,
-            distance=self._largest_distance(best.x),
-            diameter=learner.scheme.diameter(learner.domain, shape),
-            roots=roots,
-            absorbed=self._absorbed(best.x, roots),
-            geometry=self._geometry,
-        )
-        return Regret(
-            rounds=self.rounds,
-            loss=self._loss,
-            best=best,
-            ledger=ledger,
-            exact=self._is_target(best.x),
-            inequalities=tuple(inequalities(ledger)),
-            promised=self._promised(learner.domain),
-            course=tuple(self._course),
+    @property
+    def holds(self) -> bool:
+        """Whether every guaranteed inequality held. Theorems 1 and 2 are guaranteed if δ meets their condition."""
+        return all(
+            inequality.holds
+            for inequality in self.inequalities
+            if inequality.is_guaranteed and not inequality.is_condition
         )
 
-    def _is_target(self, x: Tensor) -> bool:
-        return self._target is not None and torch.equal(self._target, x)
+    def __getitem__(self, name: str) -> Inequality:
+        return {inequality.name: inequality for inequality in self.inequalities}[name]
 
-    def _largest_distance(self, x: Tensor) -> float:
-        if self._geometry is None:
-            return math.nan
-        if self._is_target(x):
-            return self._distance
-        assert self._reach is not None
-        bound = (self._geometry.statistic(x - self._x1).sqrt() + self._reach.sqrt()).amax()
-        return min(float(bound), self.learner.scheme.diameter(self.learner.domain, x.shape))
+    @property
+    def tradeoff(self) -> TradeOff:
+        """The bound of each block as a function of its scale."""
+        if self.terms.roots is None:
+            raise ValueError("only a run with an AdaGrad scheme has a trade-off, and this run had another scheme")
+        roots = self.terms.roots.flatten()
+        return TradeOff(roots.square(), roots + self.terms.delta, self.terms.distance, self.terms.eta)
 
-    def _absorbed(self, x: Tensor, roots: Tensor | None) -> float:
-        if roots is None or self._geometry is None or roots.shape != self._geometry.statistic_shape(x.shape):
-            return math.nan
-        return inner(roots, self._geometry.statistic(x - self.learner.x))
+    def point(self) -> dict[str, float]:
+        """A point of the curve: the rounds, the regret so far and its bounds."""
+        general = self["regret ≤ general bound"].right
+        return {"rounds": self.rounds, "regret": self.regret, "general bound": general, **self.geometry_bounds}
 
-    def _promised(self, domain: Domain) -> dict[str, float]:
-        shape = tuple(self._x1.shape)
+    def table(self) -> str:
+        """The regret and all inequalities, for a terminal."""
+        known = "exact" if self.exact else "upper bound"
+        lines = [
+            f"{self.rounds:,} rounds: loss {self.loss:.6g}, best fixed decision {self.best.value:.6g} "
+            f"(gap ≤ {self.best.gap:.2g}), regret {self.regret:.6g}",
+            f"η = {self.terms.eta:.6g}"
+            + ("" if math.isnan(self.terms.distance) else f", Δ = {self.terms.distance:.6g} ({known})")
+            + ("" if math.isnan(self.terms.diameter) else f", D = {self.terms.diameter:.6g}"),
+            "",
+            f"{'':<8}{'inequality':<48}{'left':>13}{'right':>13}{'slack':>13}  place",
+        ]
+        lines += [
+            f"{row.verdict:<8}{row.name:<48}{row.left:>13.5g}{row.right:>13.5g}{row.slack:>13.5g}  {row.place}"
+            for row in self.inequalities
+        ]
+        if self.geometry_bounds:
+            lines += ["", "√2 D Σ_b √V_b for these gradients, in each geometry:"]
+            lines += [f"{'':<8}{name:<48}{'':>13}{value:>13.5g}" for name, value in self.geometry_bounds.items()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        terms = {k: None if math.isnan(v) else v for k, v in vars(self.terms).items() if isinstance(v, float)}
+        checks = [
+            {**vars(inequality), "slack": inequality.slack, "holds": inequality.holds}
+            for inequality in self.inequalities
+        ]
+        best = {"value": self.best.value, "gap": self.best.gap}
         return {
-            str(geometry): math.sqrt(2) * domain.diameter(geometry, shape) * float(squares.sqrt().sum())
-            for geometry, squares in zip(self._also, self._squares, strict=True)
+            "rounds": self.rounds,
+            "loss": self.loss,
+            "best": best,
+            "exact": self.exact,
+            **terms,
+            "inequalities": checks,
+            "tradeoff": None if self.terms.roots is None else self.tradeoff.to_dict(),
+            "geometry_bounds": dict(self.geometry_bounds),
+            "curve": list(self.curve),
         }
-
-    # ------------------------------------------------------------------------------------------------------ its state
-
-    _SUMS = ("_distance", "_loss", "_dual", "_quadratic", "_linear", "_gradients", "_first", "_reach", "_squares")
-    _KEPT = ("_target", "_best", "_best_of", "_course", *_SUMS)
-
-    def _state_dict(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in self._KEPT}
-        return {**kept, "learner": self.learner.state_dict(), "last": self.learner.proximal}
-
-    def _load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._KEPT:
-            setattr(self, name, state[name])
-        self.learner.load_state_dict(state["learner"])
-        self.learner.proximal = state["last"]

@@ -43,7 +43,9 @@ class Solution:
         return self
 
 
-def minimise(objective: Objective, domain: Domain, start: Tensor, *, tolerance: float, most: int = 20_000) -> Solution:
+def minimise(
+    objective: Objective, domain: Domain, start: Tensor, *, tolerance: float, max_steps: int = 20_000
+) -> Solution:
     r"""A point of a bounded domain where a convex function is least, up to a certified gap.
 
     Accelerated projected gradients with restarts, on smoother and then less smooth minorants. Since
@@ -55,18 +57,18 @@ def minimise(objective: Objective, domain: Domain, start: Tensor, *, tolerance: 
         domain: a bounded domain.
         start: any point.
         tolerance: the gap to stop at.
-        most: the number of steps to stop at, with the gap that was reached.
+        max_steps: the number of steps to stop at, with whatever gap was reached.
     """
     x = y = domain.project(start)
     momentum, smoothing = 1.0, 1.0
     best, best_x, lower = math.inf, x, -math.inf
-    here = objective(x, smoothing)
-    curvature = _curvature(objective, x, here[2], domain.argmin(here[2]), smoothing)
-    for _ in range(most):
-        value, smooth, gradient = here
+    current = objective(x, smoothing)
+    curvature = _curvature(objective, x, current[2], domain.argmin(current[2]), smoothing)
+    for _ in range(max_steps):
+        value, smooth, gradient = current
         bound = smooth + inner(gradient, domain.argmin(gradient) - x)
         lower = max(lower, bound)
-        if value - bound <= tolerance:  # by its own bound: the gradient is right here, too
+        if value - bound <= tolerance:  # by its own bound: the gradient is right at x, too
             best, best_x = value, x
             break
         if value < best:
@@ -77,9 +79,9 @@ def minimise(objective: Objective, domain: Domain, start: Tensor, *, tolerance: 
         curvature *= 0.9
         while True:  # a step so short that a parabola of this curvature lies above the function
             z = domain.project(y - gradient / curvature)
-            here = objective(z, smoothing)
+            current = objective(z, smoothing)
             parabola = smooth + inner(gradient, z - y) + 0.5 * curvature * inner(z - y, z - y)
-            if here[1] <= parabola + 1e-12 * abs(parabola) or curvature > 1e30:
+            if current[1] <= parabola + 1e-12 * abs(parabola) or curvature > 1e30:
                 break
             curvature *= 2
         if inner(y - z, z - x) > 0:  # the momentum points uphill: restart

@@ -1,13 +1,14 @@
-"""The torch.optim contract: parameter groups, and the step; for the state see state.py."""
+"""The torch.optim contract: parameter groups and the step. For the state, see state.py."""
 
 from __future__ import annotations
 
 import functools
-import inspect
+import itertools
 import logging
 import math
+import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -17,52 +18,59 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.optim.options import check_options, refuse_unknown
-from matrix_adagrad.optim.state import STEP, StatefulOptimizer, is_sharded, shards
-from matrix_adagrad.optim.step import Batch, Rule, are_plain, confine, seen, ways_to_run
-from matrix_adagrad.optim.streams import Streams, mixed
-
-if TYPE_CHECKING:
-    from matrix_adagrad.optim.shards import Divided
+from matrix_adagrad.geometry import Diagonal, Geometry, as_geometry
+from matrix_adagrad.optim.keywords import refuse_unknown
+from matrix_adagrad.optim.state import STEP, StatefulOptimizer
+from matrix_adagrad.optim.step.cache import UpdateCache
+from matrix_adagrad.optim.step.config import Config, check_options
+from matrix_adagrad.optim.step.dispatch import StepPlan
+from matrix_adagrad.optim.step.update import Update, is_sharded
+from matrix_adagrad.optim.streams import Streams
+from matrix_adagrad.torch_private import sparse_indices, stored_entries
 
 __all__ = ["MatrixOptimizer"]
 
 
 class MatrixOptimizer(StatefulOptimizer):
-    """What all optimizers of this package share; a subclass says which state the update rule keeps."""
+    """The base of all optimizers in this package. A subclass defines its options and the state it keeps."""
 
-    FIXED: ClassVar[Geometry | None] = None  # the geometry, in a class that has only one
+    CONFIG: ClassVar[type[Config]]
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        if "FIXED" in vars(cls):  # show the options of the general class, which are passed on to it
-            signature = inspect.signature(cls.__mro__[1])
-            shown = [parameter for name, parameter in signature.parameters.items() if name != "geometry"]
-            cls.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: ParamsT, config: Config) -> None:
         if isinstance(params, Module):
             raise TypeError(
                 f"params must be parameters, got the module {type(params).__name__}: give its .parameters()"
             )
-        defaults["geometry"] = as_geometry(defaults["geometry"])
+        defaults = {name: getattr(config, name) for name in config.OPTIONS}
+        defaults["geometry"] = as_geometry(config.geometry)
         check_options(defaults)
-        self._streams = Streams(type(self).__name__)
+        self._make_caches()
         super().__init__(params, defaults)
-        if any(group["stochastic_rounding"] for group in self.param_groups) and self._streams.is_needed():
+        if any(group["stochastic_rounding"] for group in self.param_groups) and self._streams.are_shared():
             self._streams.draw()
+
+    def _make_caches(self) -> None:
+        """Caches from the last step. They are never saved."""
+        self._option_values = operator.itemgetter(*dict.fromkeys([*self.CONFIG.OPTIONS, "geometry"]))
+        self._streams = Streams(type(self).__name__)
+        self._kept: list[UpdateCache] = []  # of each group
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "_streams" not in vars(self):  # a copy, which is an optimizer of its own
-            self._streams = Streams(type(self).__name__)
+        if "_streams" not in vars(self):  # a copy is an independent optimizer
+            self._make_caches()
+        self._kept = []
         self._streams.place(param for group in self.param_groups for param in group["params"])
 
     # ---------------------------------------------------------------------------------------------------------- groups
 
+    @classmethod
+    def fixed_geometry(cls) -> Geometry | None:
+        """The geometry, if the class has only one."""
+        return None if "geometry" in cls.CONFIG.OPTIONS else as_geometry(cls.CONFIG().geometry)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with options of its own; a group that is refused leaves no trace."""
+        """Add a parameter group with its own options. A refused group leaves no trace."""
         if isinstance(param_group, dict):
             refuse_unknown(param_group, self.defaults)
         super().add_param_group(param_group)
@@ -75,13 +83,7 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_options(group)
-        group["geometry"] = as_geometry(group["geometry"])
-        if self.FIXED not in (None, group["geometry"]):
-            general = next(cls for cls in type(self).__mro__ if cls.FIXED is None)  # type: ignore[attr-defined]
-            raise ValueError(
-                f"{type(self).__name__} scales by {self.FIXED}, and a group asks for {group['geometry']}: "
-                f"use {general.__name__} for a geometry per group"
-            )
+        self._check_geometry(group)
         if group["differentiable"] != self.defaults["differentiable"]:
             raise ValueError(
                 "differentiable is an option of the whole optimizer: give it to the optimizer, not to a group"
@@ -89,10 +91,21 @@ class MatrixOptimizer(StatefulOptimizer):
         known = [(name, param) for name, param in self._named(group) if not is_lazy(param)]
         for name, param in known:
             self._check_fits(name, param, group)
-        for name, param in known:  # after all checks: a group that is refused leaves no trace
+        for name, param in known:  # after all checks: a refused group leaves no trace
             self._check_start(name, param, group)
 
+    def _check_geometry(self, group: dict[str, Any]) -> None:
+        group["geometry"] = as_geometry(group["geometry"])
+        if self.fixed_geometry() not in (None, group["geometry"]):
+            bases: Any = type(self).__mro__
+            general = next(cls for cls in bases if cls.fixed_geometry() is None)
+            raise ValueError(
+                f"{type(self).__name__} scales by {self.fixed_geometry()}, and a group asks for {group['geometry']}: "
+                f"use {general.__name__} for a geometry per group"
+            )
+
     def _check_fits(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        geometry, domain = group["geometry"], group["domain"]
         if not (param.is_floating_point() or param.is_complex()):
             raise TypeError(
                 f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be trained"
@@ -101,39 +114,50 @@ class MatrixOptimizer(StatefulOptimizer):
             raise ValueError(f"{name} is sharded, and its step cannot be recorded: leave differentiable=False")
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
-        group["geometry"].check_fits(name, param.shape)
-        if group["domain"] is not None:
-            whole = torch.empty(param.shape, dtype=param.dtype, device="meta") if is_sharded(param) else param
-            group["domain"].check_fits(name, whole)
+        geometry.check_fits(name, param.shape)
+        if group.get("initial_accumulator_value") and not isinstance(geometry.on(param.shape), Diagonal):
+            raise ValueError(
+                f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave initial_accumulator_value=0"
+            )
+        if domain is None:
+            return
+        if domain.depends_on_metric and not isinstance(geometry.on(param.shape), Diagonal):
+            raise ValueError(f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave domain=None")
+        whole = torch.empty(param.shape, dtype=param.dtype, device="meta") if is_sharded(param) else param
+        domain.check_fits(name, whole)
 
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         self._check_fits(name, param, group)  # a lazy parameter had no shape before
         self._check_start(name, param, group)
 
     @staticmethod
-    def _check_start(name: str, param: Tensor, group: dict[str, Any]) -> None:
-        """A start outside of the domain is projected if the user asks for it, else it is an error."""
+    def _check_start(name: str, param: Any, group: dict[str, Any]) -> None:
+        """Project a parameter that starts outside its domain if the user asked for that. Otherwise raise an error."""
         domain = group["domain"]
         if domain is None or param.is_meta:
             return
-        x, own, sharded, is_part = param.detach(), domain, is_sharded(param), False
-        if sharded:
-            x, own, is_part = shards().part_of_domain(x, domain)
-        outside = float(not own.contains(x))
-        if not (shards().total(outside, param) if sharded else outside):
+        x, own, outside, is_shard = param.detach(), domain, 0.0, False
+        if is_sharded(param):
+            from matrix_adagrad.optim import sharding
+
+            x, own, is_shard = sharding.domain_of_shard(x, domain)
+            outside = sharding.sum_over_shards(float(not own.contains(x)), param)
+        else:
+            outside = float(not own.contains(x))
+        if not outside:
             return
         if not group["project_start"]:
             distance = own.distance(x)
-            if is_part:
-                distance = math.sqrt(shards().total(distance**2, param))
+            if is_shard:
+                distance = math.sqrt(sharding.sum_over_shards(distance**2, param))
             raise ValueError(
-                f"{name} starts outside of {domain!r}, at a distance of {distance:.4g}: "
-                "start it inside, or give project_start=True"
+                f"{name} starts outside {domain!r}, at a distance of {distance:.4g}: "
+                "start it inside, or pass project_start=True"
             )
         with torch.no_grad():
             x.copy_(own.project(x))
-            if sharded and not is_part:
-                shards().put(param, x)
+            if is_sharded(param) and not is_shard:
+                param.to_local().copy_(sharding.shards_of(x, param))
 
     # ------------------------------------------------------------------------------------------------------------ step
 
@@ -154,104 +178,112 @@ class MatrixOptimizer(StatefulOptimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            work: list[Callable[[], None]] = []
-            divided: list[Divided] = []  # over machines
-            after: list[Callable[[], None]] = []
-            # All of them first: what cannot be stepped is refused before any moves.
-            for group in self.param_groups:
-                for is_sparse in (False, True):
-                    batch = Batch.empty()
-                    others = self._init_group(group, is_sparse, *batch[:5])
-                    if batch.params:
-                        self._prepare(batch, is_sparse, group, work, divided, after)
-                    if not others:
-                        break
-            if divided:
-                work = [functools.partial(shards().step_together, divided, work)]
-            for run in (*work, *after):
-                run()
+            plan = StepPlan()
+            if torch.compiler.is_compiling():
+                for group in self.param_groups:
+                    config = self.CONFIG.of_group(group)
+                    plan.add(self._traced_updates(group, config), config)
+                plan.run()
+                return loss
+            # Taken out while the step runs: another thread makes updates of its own, and a failed step leaves none.
+            kept, self._kept = self._kept[: len(self.param_groups)], []
+            caches = [self._collect(*pair) for pair in itertools.zip_longest(self.param_groups, kept)]
+            for cache in caches:
+                plan.add(cache.updates, cache.config)
+            plan.run()
+            self._kept = [cache.released() for cache in caches]
         return loss
 
-    def _prepare(
-        self,
-        batch: Batch,
-        is_sparse: bool,
-        group: dict[str, Any],
-        work: list[Callable[[], None]],
-        divided: list[Divided],
-        after: list[Callable[[], None]],
-    ) -> None:
-        """Put what is to be done for some parameters of a group on the lists."""
-        rule = self._rule(group)
-        batch.members.extend(rule.members(batch.params))
-        batch.lone.extend([False] * len(batch.params))
-        batch.numbers.extend(range(len(batch.params)))
-        if rule.stochastic_rounding and not torch.compiler.is_compiling():
-            rule = rule._replace(seed=self._streams.seed())
-            if rule.seed is not None:
-                batch.numbers[:] = map(self._number, batch.params, batch.steps)
-        project, then = confine, work
-        if is_sparse or are_plain(batch.params) or not any(map(is_sharded, batch.params)):
-            work.extend(ways_to_run(batch if is_sparse else seen(batch, rule.geometry), rule, group))
-        else:
-            whole, parted = shards().localize(batch, rule.geometry)
-            work.extend(ways_to_run(whole, rule, group) if whole.params else [])
-            divided.extend([shards().Divided(parted, rule, group)] if parted.params else [])
-            project, then = shards().confine_shards, after
-        if group["domain"] is not None:
-            then.append(functools.partial(project, batch, rule, group["domain"]))
+    def _collect(self, group: dict[str, Any], known: UpdateCache | None) -> UpdateCache:
+        """The updates of all parameters with a gradient. Those of the last step are reused if they are still valid."""
+        values = self._option_values(group)
+        if known is not None and known.has_config_of(values):
+            config = known.config
+        else:  # users may edit a group
+            self._check_geometry(group)
+            if group["reduction"] not in ("sum", "mean"):
+                check_options(group)
+            config = self.CONFIG.of_group(group)
+            values = self._option_values(group)
+        params = [param for param in group["params"] if param.grad is not None]
+        grads, states = [param.grad for param in params], list(map(self.state.get, params))
+        if known is None or not known.renew(params, grads, states, config, values):
+            updates = self._updates(group, config)
+            known = UpdateCache(updates, [self.state[param] for param in params], config, values)
+        if config.stochastic_rounding:
+            self._streams.assign(known.updates, config)
+        return known
 
-    # torch.compile knows this method by name: it runs it as it is and traces what follows.
+    def _updates(self, group: dict[str, Any], config: Config) -> list[Update]:
+        return [self._update(i, group, config) for i, param in enumerate(group["params"]) if param.grad is not None]
+
+    def _traced_updates(self, group: dict[str, Any], config: Config) -> list[Update]:
+        """The same under torch.compile, which can trace lists of tensors."""
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        averages: list[Tensor] = []
+        statistics: list[Tensor] = []
+        steps: list[Tensor] = []
+        self._init_group(group, params, grads, averages, statistics, steps)
+        updates, first = [], 0
+        for i, param in enumerate(params):
+            geometry = as_geometry(config.geometry).on(param.shape)
+            own = tuple(statistics[first : first + len(geometry.statistics)])
+            first += len(own)
+            average = averages[i] if averages else None
+            divisors = _divisors(geometry, param.shape, config)
+            updates.append(Update(param, grads[i], average, own, steps[i], geometry, divisors))
+        return updates
+
+    # torch.compile knows this method by name: it runs it eagerly, and traces what follows.
     def _init_group(
         self,
         group: dict[str, Any],
-        is_sparse: bool,
         params: list[Tensor],
         grads: list[Tensor],
         averages: list[Tensor],
         statistics: list[Tensor],
         steps: list[Tensor],
-    ) -> bool:
-        """Fill the lists with the parameters whose gradients are sparse, or dense; whether there are others too."""
-        others = False
-        group["geometry"] = as_geometry(group["geometry"])  # users may edit a group
-        if group["reduction"] not in ("sum", "mean"):
-            check_options(group)
-        for i, param in enumerate(group["params"]):
-            grad = param.grad
-            if grad is None:
-                continue
-            if grad.is_sparse != is_sparse:
-                others = True
-                continue
-            if type(grad) is not Tensor and is_sharded(grad) and not is_sharded(param):
-                raise RuntimeError(
-                    f"{self._name(group, i)} is a plain tensor, and its gradient is a DTensor over {grad.placements}: "
-                    "give the whole one, grad.full_tensor()"
-                )
-            if param not in self.state:
-                self._check_new(self._name(group, i), param, group)
-            if is_sparse:
-                self._check_sparse(i, param, group)
-            state = self._state_of(param, group)
-            if state[self.STATISTIC].shape != _statistic_shape(group["geometry"], param.shape):
-                shape, geometry = tuple(state[self.STATISTIC].shape), group["geometry"]
-                raise RuntimeError(
-                    f"{self._name(group, i)} has shape {tuple(param.shape)} and geometry {geometry}, "
-                    f"and a state of shape {shape}, made for others: make a new optimizer"
-                )
-            params.append(param)
-            grads.append(grad)
-            steps.append(state[STEP])
-            statistics.append(state[self.STATISTIC])
-            if self.AVERAGE is not None:
-                averages.append(state[self.AVERAGE])
-        return others
+    ) -> None:
+        """Put the tensors of the updates into the lists."""
+        self._check_geometry(group)
+        for update in self._updates(group, self.CONFIG.of_group(group)):
+            params.append(update.param)
+            grads.append(update.grad)
+            averages.extend([] if update.average is None else [update.average])
+            statistics.extend(update.statistics)
+            steps.append(update.step)
 
-    def _check_sparse(self, i: int, param: Tensor, group: dict[str, Any]) -> None:
-        grad, domain, differentiable = param.grad, group["domain"], self.defaults["differentiable"]
-        assert grad is not None
-        if differentiable:
+    def _update(self, i: int, group: dict[str, Any], config: Config) -> Update:
+        """A parameter, its gradient and its state, all checked."""
+        param = group["params"][i]
+        grad = param.grad
+        if type(grad) is not Tensor and is_sharded(grad) and not is_sharded(param):
+            placements: Any = grad
+            raise RuntimeError(
+                f"{self._name(group, i)} is a plain tensor, and its gradient is a DTensor over "
+                f"{placements.placements}: pass the full tensor, grad.full_tensor()"
+            )
+        if not self.state.get(param):
+            self._check_new(self._name(group, i), param, group)
+        if grad.is_sparse:
+            self._check_sparse(i, param, grad, group)
+        state, geometry = self._state_of(param, group), group["geometry"].on(param.shape)
+        statistics = tuple([state[key] for key in self._statistic_keys(geometry)])
+        shapes = _statistic_shapes(geometry, param.shape)
+        if tuple([v.shape for v in statistics]) != shapes:
+            shown = ", ".join(str(tuple(v.shape)) for v in statistics)
+            raise RuntimeError(
+                f"{self._name(group, i)} has shape {tuple(param.shape)} and geometry {geometry}, "
+                f"but its state has shape {shown}, made for another: make a new optimizer"
+            )
+        average = None if self.AVERAGE is None else state[self.AVERAGE]
+        divisors = _divisors(geometry, param.shape, config)
+        return Update(param, grad, average, statistics, state[STEP], geometry, divisors)
+
+    def _check_sparse(self, i: int, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        domain = group["domain"]
+        if self.defaults["differentiable"]:
             raise RuntimeError(
                 f"{self._name(group, i)} has a sparse gradient, and autograd cannot record its step: "
                 "leave differentiable=False, or make the layer with sparse=False"
@@ -261,36 +293,15 @@ class MatrixOptimizer(StatefulOptimizer):
                 f"{self._name(group, i)} has a gradient with {grad.sparse_dim()} sparse dimensions, and only the first "
                 "one, the rows, may be sparse: give grad.to_dense(), or one like that of nn.Embedding(sparse=True)"
             )
-        if grad.is_cpu and grad._nnz():
-            # Torch looks through so few on one thread; in a fork the others are not there.
-            parts = grad._indices()[0].split(1 << 15 if native.threads() == 1 else grad._nnz())
+        if grad.is_cpu and stored_entries(grad):
+            # Torch scans this few on one thread. In a forked process, the other threads do not exist.
+            parts = sparse_indices(grad)[0].split(1 << 15 if native.threads() == 1 else stored_entries(grad))
             low, high = min(int(part.amin()) for part in parts), max(int(part.amax()) for part in parts)
             if low < 0 or high >= param.shape[0]:
                 name, rows = self._name(group, i), param.shape[0]
                 raise IndexError(f"{name} has {rows} rows, and its sparse gradient has rows {low} to {high}")
         if domain is not None and not domain.is_separable_by_rows(param.shape):
             _say_that_all_rows_are_projected(self._name(group, i), domain)
-
-    def _number(self, param: Tensor, step: Tensor) -> int:
-        """Of a parameter, or of the shard of it that lies here, at one step: it decides on the noise it is given."""
-        shard = shards().shard_number(param) if is_sharded(param) else 0
-        return mixed(self._streams.position(param), int(step.item()), shard)
-
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        lr = group["lr"]
-        return Rule(
-            geometry=group["geometry"],
-            reduction=group["reduction"],
-            lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
-            eps=group["eps"],
-            betas=None if self.AVERAGE is None else group["betas"],
-            bias_correction=self.AVERAGE is not None and group["bias_correction"],
-            weight_decay=group["weight_decay"],
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-            maximize=group["maximize"],
-            stochastic_rounding=group["stochastic_rounding"],
-            capturable=group["capturable"],
-        )
 
 
 @functools.cache
@@ -301,5 +312,17 @@ def _say_that_all_rows_are_projected(name: str, domain: Domain) -> None:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _statistic_shape(geometry: Geometry, shape: torch.Size) -> tuple[int, ...]:
-    return geometry.statistic_shape(shape)
+def _statistic_shapes(geometry: Geometry, shape: torch.Size) -> tuple[tuple[int, ...], ...]:
+    return geometry.statistic_shapes(shape)
+
+
+def _divisors(geometry: Geometry, shape: torch.Size, config: Config) -> tuple[int, ...]:
+    """What to divide the sums over blocks by. An empty block has an empty sum, and its mean is 0 too."""
+    if config.reduction == "sum":
+        return (1,) * len(geometry.statistics)
+    entries = geometry.entries(shape)
+    if min(entries) < 1 and 0 not in shape:
+        raise ValueError(
+            f"{geometry!r}.entries({tuple(shape)}) is {entries}: it must say what a statistic is a sum over"
+        )
+    return tuple([max(1, number) for number in entries])

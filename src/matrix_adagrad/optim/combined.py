@@ -1,9 +1,8 @@
-"""Several optimizers, each with parameters of its own, as one."""
+"""Several optimizers, each with its own parameters, used as one."""
 
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from textwrap import indent
 from typing import Any, overload
@@ -14,27 +13,29 @@ from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, 
 from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.optim.saved import plain
+from matrix_adagrad.torch_private import after_loading, before_loading, without_step_hooks
 
 __all__ = ["CombinedOptimizer", "needed_by_step", "without_hooks"]
 
-# Torch's optimizers whose state can be made by a step along zeros, and then is what it would have been without it.
+# Torch optimizers whose state a step along zero gradients can create, without changing how training goes on.
 _START_AT_ZERO = (Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, RAdam, RMSprop, SGD)
 
 
 class CombinedOptimizer(Optimizer):
-    r"""Several optimizers with different parameters, as one: a step of it is a step of each,
+    r"""Several optimizers with different parameters, used as one. One step takes a step of each part,
 
     .. math:: X^{(k)}_{t+1} = \mathrm{step}_k\big(X^{(k)}_t, G^{(k)}_t\big) \qquad \text{for each part } k,
 
-    all along the gradients of one backward pass. What holds an optimizer holds this one: schedulers, `GradScaler`,
-    trainers, the advisor's `Probe`, and checkpoints, of `torch.distributed.checkpoint` too.
+    all with the gradients of one backward pass. It works wherever an optimizer does: with schedulers, `GradScaler`,
+    trainers, the advisor's `Probe`, and checkpoints, including `torch.distributed.checkpoint`.
 
-    ``param_groups`` are the parts' own groups, one part after another: who edits them, as schedulers do, edits the
-    parts'. ``state`` is a view of the parts' states, and writes to them. Hooks run once for the whole; those of a part
-    run with that part. There is no rule for which part a new group belongs to: add it to the part, in ``optimizers``.
+    ``param_groups`` lists the parts' own groups, one part after another. Editing them, as schedulers do, edits the
+    parts. ``state`` is a view of the parts' states, and writes go through to them. Hooks registered here run once per
+    step; a part's hooks run with that part. Nothing says which part a new group belongs to, so add it to a part, in
+    ``optimizers``.
 
     Args:
-        optimizers: torch optimizers of any kind whose step needs no closure; a parameter is in one of them.
+        optimizers: torch optimizers of any kind whose step needs no closure. Each parameter belongs to one of them.
 
     Example:
         >>> import torch
@@ -57,11 +58,11 @@ class CombinedOptimizer(Optimizer):
     optimizers: tuple[Optimizer, ...]
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        # Not by Optimizer.__init__, which makes groups and a state: they are the parts'.
+        # Skip Optimizer.__init__: it would create groups and a state, and those belong to the parts.
         self.__setstate__({"defaults": {}, "optimizers": _checked(optimizers)})
 
     def _check_owners(self) -> None:
-        """Parts may have been given groups of their own since the last time."""
+        """Check again if parts have gained groups since the last check."""
         count = sum(len(group["params"]) for group in self.param_groups)
         if count != self.__dict__.get("_count"):
             _check_owners(self.optimizers)
@@ -75,16 +76,16 @@ class CombinedOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parts' own groups; a group that a part gets later is here too."""
+        """The parts' own groups, including groups added to a part later."""
         return [group for part in self.optimizers for group in part.param_groups]
 
     @property
     def state(self) -> MutableMapping[Tensor, Any]:  # type: ignore[override]
-        """The parts' states, as one."""
+        """The parts' states as one mapping."""
         return _States(self.optimizers)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Which part is meant cannot be known: always an error, that says what to write."""
+        """Always raise an error that says what to call instead: the right part cannot be known."""
         parts = ", ".join(f"optimizers[{i}] ({type(part).__name__})" for i, part in enumerate(self.optimizers))
         raise TypeError(f"add_param_group: to which part? Call it of one of {parts}; the whole then has the group too")
 
@@ -100,10 +101,10 @@ class CombinedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step of each part, in their order.
+        """Take one step with each part, in order.
 
         Args:
-            closure: recomputes the loss and its gradients, once, and returns the loss.
+            closure: recomputes the loss and its gradients, and returns the loss. It is called once.
         """
         loss = None
         if closure is not None:
@@ -115,11 +116,12 @@ class CombinedOptimizer(Optimizer):
         return loss
 
     def init_state(self) -> None:
-        """Make the state of every trainable parameter now, instead of at its first gradient: checkpoints are complete.
+        """Create the state of every trainable parameter now, not at its first gradient, so checkpoints are complete.
 
-        Parts of `torch.optim` make it as torch's own checkpoints would have them: by a step along zero gradients that
-        moves nothing, with a learning rate and a weight decay of 0, which is not counted. Those that would go on in
-        another way after it are left as they are: NAdam, Rprop, ASGD, SparseAdam, SGD with dampening, and others'.
+        Parts from `torch.optim` create it the way torch's distributed checkpoints do: with a step along zero gradients.
+        Its learning rate and weight decay are 0, so nothing moves, and the step is not counted. Optimizers that would
+        behave differently afterwards are left alone: NAdam, Rprop, ASGD, SparseAdam, SGD with dampening, and
+        third-party optimizers.
         """
         for part in self.optimizers:
             if hasattr(part, "init_state"):
@@ -130,9 +132,9 @@ class CombinedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:
-        """The state, in torch's format: groups and numbers of parameters go on from part to part."""
+        """The state in torch's format. Groups and parameter numbers continue from one part to the next."""
         self._check_owners()
-        # The first of the post-hooks of torch's own, which runs the users': they see what is saved.
+        # Runs before all other post-hooks, so that users' hooks see what is saved.
         handle = self.register_state_dict_post_hook(lambda *_: self._saved(), prepend=True)
         try:
             return super().state_dict()
@@ -147,7 +149,7 @@ class CombinedOptimizer(Optimizer):
             own = {number for group in saved["param_groups"] for number in group["params"]}
             if more := [*(set(saved) - {"state", "param_groups"}), *(set(saved["state"]) - own)]:
                 raise ValueError(
-                    f"{type(part).__name__} saves {more} beside the state of its parameters: save it alone"
+                    f"{type(part).__name__} saves {more} besides the state of its parameters: save it separately"
                 )
             state |= {first + number: value for number, value in saved["state"].items()}
             groups += [
@@ -157,9 +159,9 @@ class CombinedOptimizer(Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load a state: each part loads its own piece. If one of them refuses it, nothing changes in any."""
+        """Load a state: each part loads its own piece. If any part refuses its piece, no part changes."""
         state_dict = state_dict.copy()
-        for change in self._optimizer_load_state_dict_pre_hooks.values():
+        for change in before_loading(self):
             changed = change(self, state_dict)
             state_dict = state_dict if changed is None else changed
         pieces = self._pieces(state_dict)
@@ -172,11 +174,11 @@ class CombinedOptimizer(Optimizer):
                 vars(part).clear()
                 vars(part).update(kept)
             raise
-        for tell in self._optimizer_load_state_dict_post_hooks.values():
+        for tell in after_loading(self):
             tell(self)
 
     def _pieces(self, state_dict: StateDict) -> list[StateDict]:
-        """What each part is to load. The numbers of parameters stay: torch takes any."""
+        """What each part is to load. Parameter numbers stay as they are: torch accepts any."""
         state, groups = dict(state_dict["state"]), list(state_dict["param_groups"])
         saved, here = ([len(group["params"]) for group in some] for some in (groups, self.param_groups))
         if saved != here:
@@ -204,9 +206,9 @@ def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
     for number, part in enumerate(parts):
         name = f"optimizers[{number}] ({type(part).__name__})"
         if not isinstance(part, Optimizer):
-            raise TypeError(f"{name} is no torch optimizer")
+            raise TypeError(f"{name} is not a torch optimizer")
         if isinstance(part, CombinedOptimizer):
-            raise TypeError(f"{name} is several already: give its parts, [*it.optimizers, ...]")
+            raise TypeError(f"{name} already combines several: pass its parts, [*it.optimizers, ...]")
         if needed := needed_by_step(part):
             raise TypeError(f"{name} cannot step without {needed}: one closure cannot serve several line searches")
     _check_owners(parts)
@@ -224,8 +226,8 @@ def _check_owners(parts: tuple[Optimizer, ...]) -> None:
 
 
 def needed_by_step(optimizer: Optimizer) -> str:
-    """The argument that ``step`` cannot do without, such as the closure of L-BFGS; empty if there is none."""
-    # That of the class: schedulers put one of their own around an instance's.
+    """The argument that ``step`` requires, such as L-BFGS's closure. Empty if it requires none."""
+    # Look at the class: schedulers wrap the step of an instance.
     for one in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
         if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
             return one.name
@@ -233,15 +235,15 @@ def needed_by_step(optimizer: Optimizer) -> str:
 
 
 def without_hooks(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer, but that hooks on its steps, and what schedulers put around them, stay with the original."""
+    """The same optimizer without step hooks and schedulers' wrappers around ``step``: the original keeps those."""
     one = object.__new__(type(optimizer))
     one.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    without_step_hooks(one)
     return one
 
 
 def _named(part: Optimizer) -> Iterator[tuple[Tensor, str]]:
-    """The parameters, each with the words that an error has for it."""
+    """The parameters, each with its name in error messages."""
     number = 0
     for group in part.param_groups:
         names = group.get("param_names") or [None] * len(group["params"])
@@ -279,7 +281,7 @@ def _init_by_a_step(part: Optimizer) -> None:
 
 
 class _States(MutableMapping[Tensor, Any]):
-    """The states of several optimizers, seen as one; a parameter without any is given an empty one, as torch does."""
+    """The states of several optimizers as one. A parameter without state gets an empty one, as in torch."""
 
     def __init__(self, parts: tuple[Optimizer, ...]) -> None:
         self._parts = parts
@@ -303,7 +305,7 @@ class _States(MutableMapping[Tensor, Any]):
     def __contains__(self, param: object) -> bool:
         return any(param in part.state for part in self._parts)
 
-    # Those of MutableMapping would take an empty state that they make themselves for one that is there.
+    # MutableMapping's versions would mistake an empty state, created by their own lookup, for an existing one.
     def get(self, param: Tensor, default: Any = None) -> Any:
         return next((part.state[param] for part in self._parts if param in part.state), default)
 

@@ -1,4 +1,4 @@
-"""Parameter groups with a geometry for each kind of layer."""
+"""Parameter groups, with a geometry for each kind of layer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry, wide_dtype
 from matrix_adagrad.optim.kinds import HEAD, MATRIX, TABLE, VECTOR, Place, kind_of, output_heads, places_of
-from matrix_adagrad.optim.options import check_values
+from matrix_adagrad.optim.step.config import check_values
 from matrix_adagrad.text import columns, show, size
+from matrix_adagrad.torch_private import compiled_module
 
 __all__ = ["choose", "explained", "geometry_groups", "grouped", "unwrapped"]
 
@@ -21,7 +22,7 @@ _Key = str | type[nn.Module]
 _Value = Geometry | str
 Rules = _Value | Mapping[Any, _Value]  # keys are _Key: Any, because a Mapping is invariant in them
 
-# The kinds that the two built-in sets of rules take by row; the others are taken by entry.
+# The kinds that the two built-in rule sets scale by row. All others are scaled by entry.
 _RULE_SETS = {"balanced": (TABLE, HEAD), "lean": (TABLE, HEAD, MATRIX)}
 
 
@@ -30,41 +31,41 @@ class Choice(NamedTuple):
     param: nn.Parameter
     kind: str
     geometry: Geometry
-    by_row: Geometry  # what one scale a row is for it
+    by_row: Geometry  # the geometry that gives it one scale per row
     reason: str
-    ruled: bool  # by a rule of the user's own for this parameter, not by its kind
+    ruled: bool  # a user rule chose this parameter's geometry, not its kind
 
 
 def geometry_groups(
     model: nn.Module, rules: Rules = "balanced", *, weight_decay: float | None = None, explain: bool = False
 ) -> list[dict[str, Any]]:
-    """Named parameter groups, each with the geometry that suits its kind of layer.
+    """Split a model into named parameter groups, each with the geometry that suits its kind of layer.
 
     Args:
-        model: the model, also compiled or inside a data-parallel wrapper. A parameter that it holds in several places
-            (tied weights) is taken once.
-        rules: a set of rules by name, one geometry for all, or rules of your own.
+        model: the model. It may be compiled or inside a data-parallel wrapper. A parameter held in several places (tied
+            weights) is listed once.
+        rules: the name of a rule set, one geometry for all parameters, or your own rules.
 
-            - ``"balanced"``: tables (`nn.Embedding`, `nn.EmbeddingBag`) and output heads by row, whose rows are tokens,
-              items or classes; hidden matrices and vectors by entry.
-            - ``"lean"``: every matrix by row, the least state; vectors by entry.
-            - a geometry, such as ``Row()``, or its name: that one for all.
-            - a mapping from a pattern of parameter names (``"*.qkv.weight"``) or a type of module (``nn.Conv2d``, with
-              all that is inside) to a geometry, or to the name of a set of rules to leave the choice to it. The first
-              that matches decides, and ``"balanced"`` decides on what none matches. A rule that matches nothing is an
-              error.
+            - ``"balanced"``: tables (`nn.Embedding`, `nn.EmbeddingBag`) and output heads by row, since their rows are
+              tokens, items or classes. Hidden matrices and vectors by entry.
+            - ``"lean"``: every matrix by row, for the least state. Vectors by entry.
+            - A geometry, such as ``Row()``, or its name: use it for all parameters.
+            - A mapping. Each key is a pattern for parameter names (``"*.qkv.weight"``) or a module type
+              (``nn.Conv2d``, including everything inside it). Each value is a geometry, or the name of a rule set that
+              decides instead. The first match wins. ``"balanced"`` handles whatever no key matches. A rule that matches
+              nothing is an error.
 
-            In both sets a tensor of three and more dimensions is a batch of matrices, such as experts, and "by row"
-            means `Batched`: one scale for each row of each matrix. A convolution has one row for each channel. Single
-            rows and columns, and biases of a batch, ``(experts, h)`` next to ``(experts, h, d)``, are vectors.
-        weight_decay: the weight decay of all but vectors, which get 0. By default groups have none of their own, and
-            the optimizer's is for all.
-        explain: print a table of every parameter, its shape, its geometry, its number of scales, and the reason; and
-            what optimizers keep for all that is trained, besides a count of steps for each parameter.
+            In both rule sets, a tensor with three or more dimensions is a batch of matrices, such as experts. There,
+            "by row" means `Batched`: one scale per row of each matrix. A convolution has one row per channel. Single
+            rows and columns count as vectors. So do stacked biases, ``(experts, h)`` next to ``(experts, h, d)``.
+        weight_decay: weight decay for everything except vectors, which get 0. By default the groups set none, and the
+            optimizer's value applies to all.
+        explain: print a table of every parameter with its shape, geometry, number of scales, and the reason. Also print
+            the state that optimizers keep for all trained parameters, not counting one step counter per parameter.
 
     Returns:
-        Groups to give to an optimizer, each ``{"name": kind, "geometry": ..., "params": [(name, parameter), ...]}``,
-        where the kind is ``"table"``, ``"head"``, ``"matrix"`` or ``"vector"``; with ``"weight_decay"`` if you give it.
+        Groups to pass to an optimizer, each ``{"name": kind, "geometry": ..., "params": [(name, parameter), ...]}``.
+        The kind is ``"table"``, ``"head"``, ``"matrix"`` or ``"vector"``. Groups have ``"weight_decay"`` if you set it.
 
     Example:
         >>> from torch import nn
@@ -89,7 +90,7 @@ def geometry_groups(
 
 
 def grouped(choices: Iterable[Choice], weight_decay: float | None = None) -> list[dict[str, Any]]:
-    """Groups of the parameters that are of one kind and have one geometry; vectors do not decay."""
+    """Group the parameters that share a kind and a geometry. Vectors are not decayed."""
     groups: dict[tuple[str, Geometry], dict[str, Any]] = {}
     for choice in choices:
         kind, geometry = choice.kind, choice.geometry
@@ -102,9 +103,9 @@ def grouped(choices: Iterable[Choice], weight_decay: float | None = None) -> lis
 
 
 def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
-    """A choice for every parameter, and the rules that decided on none."""
+    """Choose a geometry for every parameter. Also return the rules that decided nothing."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {type(model).__name__}: give the model, not its parameters")
+        raise TypeError(f"model must be a module, got {type(model).__name__}: pass the model, not its parameters")
     model = unwrapped(model)
     heads = output_heads(model)
     checked = _checked(rules)
@@ -113,7 +114,7 @@ def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
     for param, places in places_of(model).items():
         name = places[0].name
         if is_lazy(param):
-            raise ValueError(f"{name} has no shape yet: run the model once before you make its groups")
+            raise ValueError(f"{name} has no shape yet: run the model once before you build its groups")
         kind, reason, by_row = kind_of(param, places, heads)
         if len(places) > 1:
             reason += f" (tied: {', '.join(place.name for place in places[1:])})"
@@ -123,7 +124,11 @@ def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
         value = checked[matching[0]] if matching else "balanced"
         if isinstance(value, Geometry):
             geometry, reason = value, f"rule {_shown(matching[0])}"
-            if param.dim() < 2 and geometry not in (Entry(), Whole()) and not geometry.dims(param.shape):
+            if (
+                param.dim() < 2
+                and geometry not in (Entry(), Whole())
+                and max(geometry.on(param.shape).entries(param.shape)) <= 1
+            ):
                 reason += ", by entry: a vector has no rows"
         else:
             geometry = by_row if kind in _RULE_SETS[value] else Entry()
@@ -134,7 +139,7 @@ def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
         names = [choice.name for choice in choices[:5]] + ["…"] * (len(choices) > 5)
         raise ValueError(
             f"rules match no parameter: {', '.join(map(_shown, unmatched))}; the model has {', '.join(names)} "
-            "(patterns are those of a shell, not regular expressions)"
+            "(patterns are shell-style wildcards, not regular expressions)"
         )
     return choices, [_shown(key) for key in checked if key in idle]
 
@@ -144,9 +149,9 @@ def _shown(key: _Key) -> str:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own model, under what `torch.compile` and data-parallel training put around it."""
+    """The user's model, without the wrappers of `torch.compile` and data-parallel training."""
     while True:
-        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        if (inner := compiled_module(model)) is not None:
             model = inner
         elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -156,7 +161,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _checked(rules: Rules) -> dict[_Key, _Value]:
     if isinstance(rules, str | Geometry | type):
-        rules = {"*": rules}  # as_geometry below has a word for types
+        rules = {"*": rules}  # as_geometry, below, rejects types with a helpful message
     if not isinstance(rules, Mapping):
         sets = ", ".join(map(repr, _RULE_SETS))
         raise TypeError(f"rules must be {sets}, a geometry such as Row(), or a mapping to geometries, got {rules!r}")
@@ -178,13 +183,13 @@ def _matches(key: _Key, place: Place) -> bool:
 
 
 def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, str] | None = None) -> str:
-    """A table of the choices, with the optimizer of each parameter if there are several, and what is kept for them."""
+    """A table of the choices and the size of their state, with each parameter's optimizer if there are several."""
     header = ("parameter", "shape", *(["optimizer"] if optimizers else []), "geometry", "scales", "reason")
     rows, total = [], 0
     for choice in choices:
         optimizer = [optimizers[choice.name]] if optimizers else []
-        geometry = repr(choice.geometry) if fields(choice.geometry) else str(choice.geometry)  # as one would write it
-        scales = choice.geometry.scales(choice.param.shape)
+        geometry = repr(choice.geometry) if fields(choice.geometry) else str(choice.geometry)  # as you would write it
+        scales = choice.geometry.on(choice.param.shape).scales(choice.param.shape)
         if optimizer == ["Muon"]:
             geometry, scales = "–", 0
         total += scales if choice.param.requires_grad else 0
@@ -200,7 +205,7 @@ def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, s
 
 
 class _State(NamedTuple):
-    """What an optimizer keeps for parameters, besides a count of steps for each."""
+    """The state that an optimizer keeps for some parameters, not counting one step counter per parameter."""
 
     numbers: int
     nbytes: int
@@ -214,7 +219,7 @@ class _State(NamedTuple):
                 kept = [(entries * (1 if optimizer == "Muon" else 2), dtype)]
             else:
                 wide = wide_dtype(dtype)
-                kept = [(choice.geometry.scales(choice.param.shape), wide.to_real())]
+                kept = [(choice.geometry.on(choice.param.shape).scales(choice.param.shape), wide.to_real())]
                 kept += [(entries, wide)] * (optimizer == "MatrixMomentum")
             numbers += sum(count for count, _ in kept)
             nbytes += sum(count * kind.itemsize for count, kind in kept)
@@ -225,7 +230,7 @@ class _State(NamedTuple):
 
 
 def _state_text(choices: list[Choice], optimizers: Mapping[str, str] | None) -> str:
-    """What the parameters' optimizers keep, or those that the groups are for; and what AdamW would."""
+    """The state of the given optimizers, or of both that the groups could go to, next to AdamW's."""
     adamw = f"AdamW {_State.of(choices, 'AdamW')}"
     if optimizers is None:
         ours = (f"{name} {_State.of(choices, name)}" for name in ("MatrixAdaGrad", "MatrixMomentum"))

@@ -9,16 +9,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from matrix_adagrad.optim.combined import CombinedOptimizer, needed_by_step, without_hooks
+from matrix_adagrad.torch_private import gradient_hooks
 
 __all__ = ["InBackward", "step_in_backward"]
 
 
 class InBackward:
-    """What `step_in_backward` has put in place. As a context manager it is removed at the end.
+    """A handle for the hooks that `step_in_backward` installs. As a context manager, it removes them on exit.
 
     Attributes:
-        optimizers: one for each parameter, on the state and options of the user's own: what takes the steps, and what a
-            `matrix_adagrad.advisor.Probe` looks at.
+        optimizers: one per parameter, sharing the state and options of the user's optimizer. These take the steps, and
+            a `matrix_adagrad.advisor.Probe` looks at these.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -39,7 +40,7 @@ class InBackward:
             vars(owner)["_in_backward"] = self
 
     def remove(self) -> None:
-        """Gradients stay from now on, and the optimizer's own ``step`` takes them."""
+        """Undo `step_in_backward`: gradients are kept again, and ``optimizer.step()`` uses them."""
         for hook in self._hooks:
             hook.handle.remove()
         for step in self._steps:
@@ -59,27 +60,27 @@ class InBackward:
 def step_in_backward(optimizer: Optimizer) -> InBackward:
     """Have each parameter stepped as soon as its gradient is complete, and the gradient freed.
 
-    From now on ``loss.backward()`` trains. A loop stays as it is: ``optimizer.step()`` finds no gradients and does
-    nothing (leave it there for schedulers, who look for it), and checkpoints are those of the optimizer as ever. The
-    steps are the same bit for bit (but for what stochastic rounding draws), and a few gradients exist at any time
-    instead of all of them.
+    From now on, ``loss.backward()`` trains. Your loop stays the same. ``optimizer.step()`` finds no gradients and does
+    nothing; keep the call, because schedulers look for it. Checkpoint the optimizer as before. Steps are bit-for-bit
+    the same, except for the random draws of stochastic rounding. Only a few gradients exist at any time, instead of all
+    of them.
 
-    What looks at all gradients, or changes them after the backward pass, does not go with it: clipping by the norm of
-    all of them, `GradScaler`, `DistributedDataParallel`, which averages them afterwards. With FSDP2 (``fully_shard``),
-    which averages them before, it works. Activation checkpoints must be ``use_reentrant=False``: the older kind runs
-    several backward passes in one. To accumulate gradients, use it as a ``with`` block around the last of the backward
-    passes of a step.
+    It does not work with anything that needs all gradients at once, or changes them after the backward pass: clipping
+    by the global norm, `GradScaler`, and `DistributedDataParallel`, which averages gradients afterwards. It does work
+    with FSDP2 (``fully_shard``), which averages them first. Activation checkpointing needs ``use_reentrant=False``: the
+    reentrant kind runs several backward passes in one. To accumulate gradients, use the handle as a ``with`` block
+    around the last backward pass of each step.
 
     If a backward pass fails, some parameters have moved and others have not: go back to a checkpoint. Before another
-    optimizer takes over, `InBackward.remove` this one.
+    optimizer takes over, call `InBackward.remove` on this one.
 
     Args:
-        optimizer: any optimizer that steps each parameter by itself, of this package or of `torch.optim`. Parameters
-            that are added later are stepped by ``optimizer.step()``.
+        optimizer: any optimizer that steps each parameter independently, from this package or `torch.optim`.
+            Parameters added later are stepped by ``optimizer.step()``.
 
     Returns:
-        A handle: ``remove()`` undoes it, and so does the end of a ``with`` block. Keep it or the optimizer: without
-        either, the next backward pass is an error.
+        A handle. ``remove()`` undoes the change, and so does leaving a ``with`` block. Keep a reference to the handle
+        or the optimizer: if both are gone, the next backward pass raises an error.
 
     Example:
         >>> import torch
@@ -100,16 +101,15 @@ def _check(optimizer: Optimizer) -> None:
     if needed := needed_by_step(optimizer):
         raise TypeError(f"{type(optimizer).__name__} needs a {needed}: it cannot step parameter by parameter")
     if "param_groups" not in vars(optimizer):
-        raise TypeError(f"{type(optimizer).__name__} wraps another optimizer: give that one, before it is wrapped")
+        raise TypeError(f"{type(optimizer).__name__} wraps another optimizer: pass that one, before wrapping it")
     for group in optimizer.param_groups:
         for param in group["params"]:
-            hooks = (param._post_accumulate_grad_hooks or {}).values()
-            if any(isinstance(hook, _Hook) and hook.step() is not None for hook in hooks):
+            if any(isinstance(hook, _Hook) and hook.step() is not None for hook in gradient_hooks(param)):
                 raise ValueError("the parameters are stepped in the backward pass already: remove() that first")
 
 
 class _Step:
-    """The step of one parameter, with the options and the state that its owner has then."""
+    """Steps one parameter, with its owner's options and state at the time of the call."""
 
     def __init__(self, owner: Optimizer, number: int, place: int) -> None:
         self.owner, self.number, self.place, self.one = owner, number, place, without_hooks(owner)
@@ -117,7 +117,7 @@ class _Step:
     def __call__(self, param: Tensor) -> None:
         group = self.owner.param_groups[self.number]
         if group["params"][self.place] is not param:
-            raise RuntimeError("the optimizer's groups are no longer those of step_in_backward: call it anew")
+            raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
         mine = {**group, "params": [param]}
         if "param_names" in group:
             mine["param_names"] = [group["param_names"][self.place]]
@@ -129,7 +129,7 @@ class _Step:
 
 
 class _Hook:
-    """Takes a step as long as somebody keeps it: a hook that kept it would keep its own parameter alive for ever."""
+    """Runs a step that it only references weakly: a strong reference would keep the parameter alive forever."""
 
     def __init__(self, param: Tensor, step: _Step) -> None:
         self.step = weakref.ref(step)
@@ -139,5 +139,5 @@ class _Hook:
         step = self.step()
         if step is None:
             self.handle.remove()
-            raise RuntimeError("the optimizer of step_in_backward is gone: keep it, or remove() its handle before")
+            raise RuntimeError("the optimizer of step_in_backward is gone: keep it, or remove() its handle first")
         step(param)

@@ -16,14 +16,14 @@ from matrix_adagrad.geometry import Batched, Column, Entry, Geometry, Row
 __all__ = ["HEAD", "MATRIX", "TABLE", "VECTOR", "Kind", "Place", "kind_of", "output_heads", "places_of"]
 
 TABLE, HEAD, MATRIX, VECTOR = "table", "head", "matrix", "vector"
-# Names under which models keep their output layer, besides the place at the end.
+# Names that models give their output layer, wherever it is.
 _HEAD_NAMES = ("classifier", "embed_out", "head", "lm_head", "logits", "score")
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _LAYERS = (nn.Linear, *_TABLES, _ConvNd)
 
 
 class Kind(NamedTuple):
-    """What a parameter is, why, and what one scale a row is for it."""
+    """What a parameter is, why, and the geometry that gives it one scale per row."""
 
     name: str
     reason: str
@@ -31,14 +31,14 @@ class Kind(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One place where a module holds a parameter; a tied parameter has several."""
+    """One place where a module holds a parameter. A tied parameter has several."""
 
     name: str
     modules: tuple[nn.Module, ...]  # from the model down to the module itself
 
     @property
     def layer(self) -> nn.Module:
-        """The layer that it belongs to, as people see it: parametrised and adapted ones keep theirs further down."""
+        """The layer that users would name: parametrized and adapted layers hold their parameters further down."""
         for depth, module in enumerate(self.modules):
             if isinstance(module, ParametrizationList) and depth >= 2:
                 return self.modules[depth - 2]  # layer.parametrizations.weight
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 def places_of(model: nn.Module) -> dict[nn.Parameter, list[Place]]:
-    """Every parameter, in the order of the model, with all places that hold it."""
+    """Every parameter, in the model's order, with all the places that hold it."""
     places: dict[nn.Parameter, list[Place]] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for prefix, module in modules.items():
@@ -60,7 +60,7 @@ def places_of(model: nn.Module) -> dict[nn.Parameter, list[Place]]:
 
 
 def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module, str]) -> Kind:
-    """What a parameter is, given the output heads of its model with their reasons."""
+    """What a parameter is, given its model's output heads and their reasons."""
     layers = [place.layer for place in places]
     plain = [_plain(layer) for layer in layers]
     tables = [layer for layer in plain if isinstance(layer, _TABLES)]
@@ -68,7 +68,7 @@ def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module,
         return Kind(VECTOR, "a vector: it has no rows", Entry())
     if any(layer._parameters.get("weight") is param for layer in tables):
         return Kind(TABLE, "a table: each row is an item", Row())
-    # A convolution has one matrix, with a row for each channel; other tensors are batches of matrices.
+    # A convolution is one matrix with a row per channel. Other tensors are batches of matrices.
     is_convolution = any(isinstance(layer, _ConvNd) for layer in plain)
     rows, columns = (len(param), math.prod(param.shape[1:])) if is_convolution else param.shape[-2:]
     batch = 1 if is_convolution else math.prod(param.shape[:-2])
@@ -77,7 +77,7 @@ def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module,
     if any(_are_stacked_vectors(param, layer) for layer in layers):
         return Kind(VECTOR, "stacked biases, next to their matrices", Entry())
     by_row = Row() if is_convolution or param.dim() == 2 else Batched(Row())
-    # What a parametrised or adapted layer has besides its weight belongs to the items or outputs if it has as many.
+    # The extra parameters of a parametrized or adapted layer belong to its items or outputs if the counts match.
     for items in (layer.num_embeddings for layer in tables):
         if items in (rows, columns):
             along = "row" if items == rows else "column"
@@ -90,7 +90,7 @@ def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module,
 
 
 def _are_stacked_vectors(param: nn.Parameter, layer: nn.Module) -> bool:
-    """Whether the layer has a batch of matrices too, of which each has one of these vectors on one of its sides."""
+    """Whether the layer also has a batch of matrices, with one of these vectors along a side of each."""
     beside = [*layer.parameters(recurse=False)]
     if isinstance(parametrised := getattr(layer, "parametrizations", None), nn.ModuleDict):
         beside += parametrised.parameters()
@@ -102,9 +102,9 @@ def _are_stacked_vectors(param: nn.Parameter, layer: nn.Module) -> bool:
 
 
 def output_heads(model: nn.Module) -> dict[nn.Module, str]:
-    """The output layers with the reason for each: those that the model names, or else a linear layer at its end."""
+    """The output layers, with a reason for each: those that the model names, or else a linear layer at its end."""
     heads: dict[nn.Module, str] = {}
-    get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Transformers' models have it
+    get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Hugging Face models have it
     named = None
     with contextlib.suppress(NotImplementedError):
         named = get_output_embeddings()
@@ -116,7 +116,7 @@ def output_heads(model: nn.Module) -> dict[nn.Module, str]:
         layers = list(_linear_layers(module)) if own in _HEAD_NAMES else []
         if layers:
             heads.setdefault(layers[-1], "an output head, by its name")
-            is_found |= not path or _outputs(layers[-1]) != 1  # attention too has scores, of one output
+            is_found |= not path or _outputs(layers[-1]) != 1  # attention has a "score" layer too, with one output
     containers = nn.Linear | nn.Sequential | nn.ModuleList | nn.ModuleDict
     is_a_block_of_torch = type(model).__module__.startswith("torch.nn.") and not isinstance(model, containers)
     layers = [] if is_found or is_a_block_of_torch else list(_linear_layers(model))
@@ -126,7 +126,7 @@ def output_heads(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The linear layers inside, an adapted one with all that it consists of."""
+    """The linear layers inside. An adapted layer counts as one."""
     if isinstance(module, nn.Linear) or (_is_adapted(module) and not isinstance(_plain(module), (*_TABLES, _ConvNd))):
         yield module
         return
@@ -135,7 +135,7 @@ def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_adapted(module: nn.Module) -> bool:
-    """Whether low-rank factors were put next to a layer, as PEFT, torchtune, LitGPT and loralib do."""
+    """Whether low-rank factors were added next to a layer, as PEFT, torchtune, LitGPT and loralib do."""
     names = {name.lower() for name in (*module._modules, *module._parameters)}
     return "base_layer" in names or {"lora_a", "lora_b"} <= names
 
@@ -149,7 +149,7 @@ def _plain(layer: nn.Module) -> nn.Module:
 
 
 def _outputs(layer: nn.Module) -> int | None:
-    """How many outputs a layer has, if it can be told."""
+    """How many outputs a layer has, if known."""
     layer = _plain(layer)
     outputs = getattr(layer, "out_features", None)
     if isinstance(outputs, int):

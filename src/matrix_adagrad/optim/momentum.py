@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import ClassVar
 
-from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.options import MomentumOptions, Reduction, refuse_unknown_keywords
+from matrix_adagrad.optim.step.config import ColumnMomentumConfig, Config, MomentumConfig, RowMomentumConfig, takes
 
 __all__ = ["ColumnMomentum", "MatrixMomentum", "RowMomentum"]
 
 
 class MatrixMomentum(MatrixOptimizer):
-    r"""The paper's momentum variant: Adam with one scale for each block of a geometry.
+    r"""The paper's momentum variant: Adam with one scale per block of a geometry.
 
     .. math::
         D_t &= \beta_1 D_{t-1} + (1 - \beta_1)\, G_t, \qquad
@@ -26,14 +23,17 @@ class MatrixMomentum(MatrixOptimizer):
     with :math:`\hat D_t = D_t / (1 - \beta_1^t)` and :math:`\hat V_t = V_t / (1 - \beta_2^t)` if ``bias_correction``.
     In the entry geometry this is `torch.optim.Adam`, and with ``decoupled_weight_decay`` it is `torch.optim.AdamW`.
 
-    The state of a parameter is ``state["exp_avg"]``, of the parameter's size, ``state["exp_avg_sq"]``, one number a
-    scale, both in float32 or wider, and ``state["step"]``.
+    Each parameter's state is ``state["exp_avg"]``, of the parameter's shape, ``state["exp_avg_sq"]``, one number per
+    scale, and ``state["step"]``. Both averages are in float32 or wider.
 
     Args:
-        params: as in `MatrixAdaGrad`, and so are all arguments that are not listed here.
+        params: as in `MatrixAdaGrad`. So are all arguments not listed here.
         lr: the step size η, a number or a tensor with one element.
-        betas: the factors β₁ and β₂ of the running averages of the gradient and of its squares.
-        bias_correction: undo the averages' start from zero.
+        betas: the decay rates β₁ and β₂ of the running averages of the gradient and of its square.
+        bias_correction: correct for the averages starting at zero.
+        nesterov: move along :math:`\beta_1 \hat D_{t+1} + (1 - \beta_1)\, \hat G_t` instead of :math:`\hat D_t`, where
+            :math:`\hat D_{t+1} = D_t / (1 - \beta_1^{t+1})` and :math:`\hat G_t = G_t / (1 - \beta_1^t)`. In the entry
+            geometry this is Dozat's NAdam as implemented in optax (torch's varies :math:`\beta_1` from step to step).
         eps: the stabilizer, added to the root.
 
     Example:
@@ -47,53 +47,19 @@ class MatrixMomentum(MatrixOptimizer):
         {'step': (), 'exp_avg': (4, 16), 'exp_avg_sq': (4, 1)}
     """
 
+    CONFIG: ClassVar[type[Config]] = MomentumConfig
     STATISTIC = "exp_avg_sq"
     AVERAGE = "exp_avg"
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-2,
-        *,
-        geometry: Geometry | str = "row",
-        reduction: Reduction = "sum",
-        betas: tuple[float, float] = (0.9, 0.999),
-        bias_correction: bool = True,
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        decoupled_weight_decay: bool = False,
-        domain: Domain | None = None,
-        project_start: bool = False,
-        stochastic_rounding: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "geometry": geometry,
-            "reduction": reduction,
-            "betas": betas,
-            "bias_correction": bias_correction,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "domain": domain,
-            "project_start": project_start,
-            "stochastic_rounding": stochastic_rounding,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
-        super().__init__(params, defaults)
+    @takes(MomentumConfig)
+    def __init__(self, params: ParamsT, config: MomentumConfig) -> None:
+        super().__init__(params, config)
 
 
 class RowMomentum(MatrixMomentum):
-    """`MatrixMomentum` with one scale a row, the paper's Row-wise Momentum. Its arguments, without ``geometry``.
+    """`MatrixMomentum` with one scale per row: the paper's Row-wise Momentum.
+
+    Takes the same arguments as `MatrixMomentum`, except ``geometry``.
 
     Example:
         >>> import torch
@@ -106,15 +72,17 @@ class RowMomentum(MatrixMomentum):
                 [ 0.0000,  0.0000]])
     """
 
-    FIXED = Row()
+    CONFIG = RowMomentumConfig
 
-    def __init__(self, params: ParamsT, lr: float | Tensor = 1e-2, **options: Unpack[MomentumOptions]) -> None:
-        refuse_unknown_keywords(type(self).__name__, options, MomentumOptions.__annotations__)
-        super().__init__(params, lr, geometry=self.FIXED, **options)
+    @takes(RowMomentumConfig)
+    def __init__(self, params: ParamsT, config: RowMomentumConfig) -> None:
+        MatrixOptimizer.__init__(self, params, config)
 
 
 class ColumnMomentum(MatrixMomentum):
-    """`MatrixMomentum` with one scale a column. Its arguments, without ``geometry``.
+    """`MatrixMomentum` with one scale per column.
+
+    Takes the same arguments as `MatrixMomentum`, except ``geometry``.
 
     Example:
         >>> import torch
@@ -127,8 +95,8 @@ class ColumnMomentum(MatrixMomentum):
                 [-0.8000,  0.0000]])
     """
 
-    FIXED = Column()
+    CONFIG = ColumnMomentumConfig
 
-    def __init__(self, params: ParamsT, lr: float | Tensor = 1e-2, **options: Unpack[MomentumOptions]) -> None:
-        refuse_unknown_keywords(type(self).__name__, options, MomentumOptions.__annotations__)
-        super().__init__(params, lr, geometry=self.FIXED, **options)
+    @takes(ColumnMomentumConfig)
+    def __init__(self, params: ParamsT, config: ColumnMomentumConfig) -> None:
+        MatrixOptimizer.__init__(self, params, config)

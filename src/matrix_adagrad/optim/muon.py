@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, and one scale a row for the other half of the model."""
+"""Muon for the hidden matrices, and one scale per row for the rest of the model."""
 
 from __future__ import annotations
 
@@ -14,26 +14,42 @@ from matrix_adagrad.geometry import Batched
 from matrix_adagrad.optim.adagrad import MatrixAdaGrad
 from matrix_adagrad.optim.combined import CombinedOptimizer
 from matrix_adagrad.optim.groups import Choice, Rules, choose, explained, grouped
+from matrix_adagrad.optim.keywords import refuse_unknown_keywords
 from matrix_adagrad.optim.kinds import MATRIX
 from matrix_adagrad.optim.momentum import MatrixMomentum
-from matrix_adagrad.optim.options import (
-    MUON_OPTIONS,
-    AdaGradOptions,
-    MomentumOptions,
-    check_values,
-    refuse_unknown_keywords,
-)
-from matrix_adagrad.optim.state import is_sharded, shards
+from matrix_adagrad.optim.step.config import FLAG, NOT_NEGATIVE, RATE, Allowed, check_values, is_number
+from matrix_adagrad.optim.step.update import is_sharded
 from matrix_adagrad.text import show
 
 __all__ = ["muon_with_rows"]
 
-# The optimizer, its options, and a learning rate that did well with it in benchmarks/muon.py.
-_ROWS: dict[str, tuple[type[MatrixAdaGrad | MatrixMomentum], type, float]] = {
-    "momentum": (MatrixMomentum, MomentumOptions, 0.03),
-    "adagrad": (MatrixAdaGrad, AdaGradOptions, 0.3),
+# Each optimizer, with a learning rate that did well in benchmarks/muon.py.
+_ROWS: dict[str, tuple[type[MatrixAdaGrad | MatrixMomentum], float]] = {
+    "momentum": (MatrixMomentum, 0.03),
+    "adagrad": (MatrixAdaGrad, 0.3),
 }
 _OWN_OPTIONS = ("lr", "rows_lr", "rows", "weight_decay", "muon", "rules", "explain")
+# Valid values for torch.optim.Muon's options. Muon itself notices some bad values only in the middle of a step.
+_MUON_ALLOWED: dict[str, Allowed] = {
+    "weight_decay": NOT_NEGATIVE,
+    "momentum": NOT_NEGATIVE,
+    "nesterov": FLAG,
+    "ns_coefficients": Allowed(
+        "three numbers",
+        lambda value: isinstance(value, tuple | list) and len(value) == 3 and all(map(is_number, value)),
+    ),
+    "eps": NOT_NEGATIVE,
+    "ns_steps": Allowed(
+        "an int from 0 to 99",
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+        lambda value: 0 <= value < 100,
+    ),
+    "adjust_lr_fn": Allowed(
+        "'original', 'match_rms_adamw' or None",
+        lambda value: value is None or isinstance(value, str),
+        lambda value: value in (None, "original", "match_rms_adamw"),
+    ),
+}
 _MUON_OPTIONS = frozenset(inspect.signature(Muon).parameters) - {"params", "lr"}
 
 
@@ -49,35 +65,35 @@ def muon_with_rows(
     explain: bool = False,
     **options: Any,
 ) -> CombinedOptimizer:
-    r"""`torch.optim.Muon` for the hidden matrices of a model, and this package's optimizers for all else, as one.
+    r"""`torch.optim.Muon` for a model's hidden matrices and this package's optimizers for the rest, in one optimizer.
 
-    Muon orthogonalises a matrix's momentum, which suits hidden layers; embeddings, output heads and vectors need
-    another optimizer, and with AdamW they have two numbers of state for each of theirs. Here
+    Muon orthogonalizes a matrix's momentum, which suits hidden layers. Embeddings, output heads and vectors need
+    another optimizer. AdamW would keep two numbers of state for each of their entries. Here:
 
-    - hidden matrices, of two dimensions, have `torch.optim.Muon`: one number an entry;
-    - tables and heads have one scale a row, since their rows are tokens, items or classes: for m×n, ``"momentum"``
-      keeps m·n + m numbers and ``"adagrad"`` m;
-    - batches of hidden matrices, such as experts (E, m, n), which torch's Muon does not take, have one scale for each
-      row of each matrix: m·n + m or m numbers a matrix;
-    - vectors have one scale an entry, as in Adam or AdaGrad, and so have convolutions, unless ``rules="lean"`` gives
-      these one scale for each channel.
+    - Hidden 2D matrices use `torch.optim.Muon`: one number per entry.
+    - Tables and heads use one scale per row, since their rows are tokens, items or classes. For an m×n matrix,
+      ``"momentum"`` keeps m·n + m numbers and ``"adagrad"`` keeps m.
+    - Batches of hidden matrices, such as experts (E, m, n), use one scale per row of each matrix, because torch's Muon
+      does not support them: m·n + m or m numbers per matrix.
+    - Vectors use one scale per entry, as in Adam or AdaGrad. So do convolutions, unless ``rules="lean"`` gives them one
+      scale per channel.
 
-    What is what says `geometry_groups`.
+    `geometry_groups` decides which parameter is which.
 
     Args:
-        model: the model, also compiled or inside a data-parallel wrapper.
+        model: the model. It may be compiled or inside a data-parallel wrapper.
         lr: Muon's learning rate. The defaults of both rates did well on a small model (docs/muon.md): tune them.
-        rows_lr: the learning rate of all else, with the size of Adam's or AdaGrad's: squares are averaged over a row
-            (``reduction="mean"``). By default 0.03 for ``"momentum"`` and 0.3 for ``"adagrad"``.
+        rows_lr: the learning rate for everything else. It is on the scale of Adam's or AdaGrad's, because squares are
+            averaged over a row (``reduction="mean"``). Defaults to 0.03 for ``"momentum"`` and 0.3 for ``"adagrad"``.
         rows: ``"momentum"`` is `MatrixMomentum`, ``"adagrad"`` is `MatrixAdaGrad`.
-        weight_decay: decoupled, ``x ← (1 - lr * weight_decay) x`` with the learning rate of the half that x is in, for
-            all but vectors (biases, gains of norms, single rows and columns).
-        muon: options of `torch.optim.Muon`, such as ``{"momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}``; a
-            ``"weight_decay"`` among them is that of the hidden matrices alone.
-        rules: as in `geometry_groups`. A hidden matrix to which a rule of your own gives a geometry is not Muon's.
-        explain: print a table of every parameter, its optimizer, its geometry, its number of scales, and the reason;
-            and what is kept for all that is trained, next to what AdamW keeps.
-        options: more options of `MatrixMomentum` or `MatrixAdaGrad`, such as ``betas=(0.9, 0.95)``.
+        weight_decay: decoupled weight decay, ``x ← (1 - lr * weight_decay) x``, with the learning rate of the optimizer
+            that holds x. Vectors (biases, norm gains, single rows and columns) are not decayed.
+        muon: options for `torch.optim.Muon`, such as ``{"momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}``. A
+            ``"weight_decay"`` here applies to the hidden matrices only.
+        rules: as in `geometry_groups`. If one of your rules gives a hidden matrix a geometry, Muon does not get it.
+        explain: print a table of every parameter with its optimizer, geometry, number of scales, and the reason. Also
+            print the size of the state for all trained parameters, next to AdamW's.
+        options: further options for `MatrixMomentum` or `MatrixAdaGrad`, such as ``betas=(0.9, 0.95)``.
 
     Example:
         >>> from torch import nn
@@ -97,9 +113,11 @@ def muon_with_rows(
     """
     if rows not in _ROWS:
         raise ValueError(f"rows must be {' or '.join(map(repr, _ROWS))}, got {rows!r}")
-    cls, known, usual_lr = _ROWS[rows]
-    refuse_unknown_keywords("muon_with_rows", options, {**dict.fromkeys(_OWN_OPTIONS), **known.__annotations__})
-    check_values({"lr": lr, "rows_lr": usual_lr if rows_lr is None else rows_lr, "weight_decay": weight_decay})
+    cls, usual_lr = _ROWS[rows]
+    own_options = [name for name in cls.CONFIG.OPTIONS if name not in ("lr", "geometry")]
+    refuse_unknown_keywords("muon_with_rows", options, [*_OWN_OPTIONS, *own_options])
+    check_values({"lr": lr, "weight_decay": weight_decay})
+    check_values({"rows_lr": usual_lr if rows_lr is None else rows_lr}, {"rows_lr": RATE})
     muon = _checked(muon)
     choices, idle = choose(model, rules)
     if not choices:
@@ -130,22 +148,26 @@ def _checked(muon: Mapping[str, Any] | None) -> dict[str, Any]:
     muon = dict(muon or {})
     if "lr" in muon:
         raise TypeError("muon has no 'lr': Muon's learning rate is the lr of muon_with_rows")
-    refuse_unknown_keywords("muon", muon, dict.fromkeys(_MUON_OPTIONS))
-    check_values(muon, MUON_OPTIONS, "muon's ")
+    refuse_unknown_keywords("muon", muon, _MUON_OPTIONS)
+    check_values(muon, _MUON_ALLOWED, "muon's ")
     return muon
 
 
 def _as_it_goes_with_muon(choice: Choice) -> Choice:
-    """Batches of hidden matrices by row: next to Muon's one number an entry, two of Adam's would be odd."""
+    """Scale batches of hidden matrices by row: Muon keeps one number per entry, so Adam's two would be out of place."""
     is_batch = choice.kind == MATRIX and isinstance(choice.by_row, Batched)
     return choice._replace(geometry=choice.by_row) if is_batch and not choice.ruled else choice
 
 
 def _check_shards(choice: Choice) -> None:
-    """Torch's Muon steps matrices in shards, each as a whole, unless there are more shards than rows to share out."""
+    """Refuse more shards than rows: torch's Muon steps sharded matrices, each as a whole matrix, except these."""
     param: Any = choice.param
-    for d, size in enumerate(param.shape if is_sharded(param) else ()):
-        over = [param.device_mesh.size(i) for i, at in enumerate(param.placements) if shards().sharded_dim(at) == d]
+    if not is_sharded(param):
+        return
+    from matrix_adagrad.optim.sharding import sharded_dim
+
+    for d, size in enumerate(param.shape):
+        over = [param.device_mesh.size(i) for i, at in enumerate(param.placements) if sharded_dim(at) == d]
         if math.prod(over) > size:
             raise ValueError(
                 f"{choice.name}, of shape {tuple(param.shape)}, has {math.prod(over)} shards along dimension {d}, more "

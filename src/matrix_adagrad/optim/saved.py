@@ -1,4 +1,4 @@
-"""What a saved state may hold: each value is checked before anything changes, for files are edited, and mixed up."""
+"""Checks on saved state. Files get edited and mixed up, so every value is checked before anything changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 __all__ = ["SHAPE", "STEP", "check_array", "check_count", "check_shape", "plain"]
 
 STEP = "step"
-_MOST_STEPS = 1 << 53  # that a float can count
-SHAPE = "shape"  # of the parameter: it is saved where the rest of a state does not tell it
+_MOST_STEPS = 1 << 53  # the most that a float can count
+SHAPE = "shape"  # the parameter's shape, saved where the rest of the state does not determine it
 
 
 def plain(value: Any) -> Any:
-    """The same with Python's own numbers, also inside of dicts, lists and tuples: files hold no others, as of NumPy.
+    """The same value with Python numbers, also inside dicts, lists and tuples: files hold no others, such as NumPy's.
 
     >>> plain({"lr": 0.1, "betas": (0.9, 0.99)})
     {'lr': 0.1, 'betas': (0.9, 0.99)}
@@ -31,19 +31,19 @@ def plain(value: Any) -> Any:
 
 
 def check_count(name: str, value: Any) -> None:
-    """The number of steps."""
+    """Check the number of steps."""
     number = value
     if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_meta):
         number = value.item()
     if not (isinstance(number, int | float) and 0 <= number <= _MOST_STEPS and number == int(number)):
         raise ValueError(
-            f"{name}: the saved {STEP!r} must be one whole number, at least 0, and it is {_shown(value)}; "
+            f"{name}: the saved {STEP!r} must be one whole number, at least 0, but is {_shown(value)}; "
             "nothing was loaded"
         )
 
 
 def check_array(name: str, key: str, value: Any, is_complex: bool) -> None:
-    """A statistic, or an average of gradients; its shape is the geometry's affair."""
+    """Check a statistic or an average of gradients. The geometry checks its shape."""
     if (
         not isinstance(value, Tensor)
         or value.layout is not torch.strided
@@ -52,21 +52,21 @@ def check_array(name: str, key: str, value: Any, is_complex: bool) -> None:
     ):
         kind = "complex" if is_complex else "floating-point"
         raise ValueError(
-            f"{name}: the saved {key!r} must be a dense {kind} tensor, and it is {_shown(value)}; nothing was loaded"
+            f"{name}: the saved {key!r} must be a dense {kind} tensor, but is {_shown(value)}; nothing was loaded"
         )
 
 
 def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
-    """The parameter's shape when it was saved; older versions did not save it."""
+    """Check the parameter's saved shape, which older versions did not save."""
     if value is None:
         return
     if not isinstance(value, Tensor) or value.dim() != 1 or value.dtype is not torch.int64:
         raise ValueError(
-            f"{name}: the saved {SHAPE!r} must be a vector of int64, and it is {_shown(value)}; nothing was loaded"
+            f"{name}: the saved {SHAPE!r} must be a vector of int64, but is {_shown(value)}; nothing was loaded"
         )
     if tuple(value.tolist()) != shape:
         raise ValueError(
-            f"{name}: the saved state is of a parameter of shape {tuple(value.tolist())}, and here it has shape "
+            f"{name}: the saved state is for a parameter of shape {tuple(value.tolist())}, but here it has shape "
             f"{shape}; nothing was loaded"
         )
 

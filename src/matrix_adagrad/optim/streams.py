@@ -1,9 +1,9 @@
-"""Which random numbers a parameter is rounded with: replicas draw the same ones, and everything else its own.
+"""The random numbers for stochastic rounding: replicas draw the same ones, everything else draws its own.
 
-In a single process they come from torch's generator. Where there are several, generators need not be in step, and
-which parameters are replicas of each other cannot be seen from here. So each optimizer draws one seed, agrees on it
-with its replicas, and derives the rest from what replicas share: the parameter's place in the optimizer, its part of
-the mesh, and its count of steps.
+A stream is derived from a seed, the parameter's position in the optimizer, its shard and its step count. In a single
+process, each step draws a seed from torch's generator. With several processes, generators need not be in sync, and it
+is not known here which parameters are replicas of each other. So each optimizer draws one seed and agrees on it with
+its replicas, which share everything else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.update import Update, is_sharded
+from matrix_adagrad.torch_private import default_store
+
 __all__ = ["Streams", "mixed"]
 
 _BITS = (1 << 64) - 1
@@ -23,7 +27,7 @@ _ordinals: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def mixed(*numbers: int) -> int:
-    """One number of 62 bits, not 0, out of several: another one if any of them changes (SplitMix64)."""
+    """Hash several numbers to one nonzero 62-bit number that changes if any of them does (SplitMix64)."""
     z = 0
     for number in numbers:
         z = (z + number + 0x9E3779B97F4A7C15) & _BITS
@@ -37,8 +41,8 @@ class Streams:
     """The random numbers of one optimizer.
 
     Args:
-        kind: what replicas of the optimizer have in common. The first one of a kind that draws is a replica of the
-            first ones in other processes, and so on.
+        kind: what replicas of the optimizer have in common. The first optimizer of a kind to draw is a replica of the
+            first one in every other process, and so on.
     """
 
     def __init__(self, kind: str) -> None:
@@ -47,32 +51,51 @@ class Streams:
         self._positions: dict[int, int] = {}
 
     @staticmethod
-    def is_needed() -> bool:
+    def are_shared() -> bool:
         """Whether there may be replicas."""
         return dist.is_available() and dist.is_initialized()
 
     def draw(self) -> None:
-        """Draw the seed now: a run that is resumed constructs its optimizer at the same place, and draws it again."""
+        """Draw the seed now: a resumed run constructs its optimizer at the same point, and draws the same seed."""
         if not self._key:
             self._key = f"matrix_adagrad/{self._kind}/{next(_ordinals[self._kind])}"
-            self._drawn = int(torch.randint(1, 1 << 62, (), device="cpu"))
+            self._drawn = _random_number()
 
     def place(self, params: Iterable[Tensor]) -> None:
-        """The parameters, in the order that tells them apart; what was said before is forgotten."""
+        """Set the parameters, in the order that identifies them. This replaces any earlier order."""
         self._positions.clear()
         self._positions.update({id(param): i for i, param in enumerate(params)})
 
-    def position(self, param: Tensor) -> int:
-        """The parameter's own number in this optimizer."""
-        return self._positions.setdefault(id(param), len(self._positions))  # who edits a group adds some
+    def assign(self, updates: Iterable[Update], config: Config) -> None:
+        """Give each stochastically rounded parameter its own stream for this step."""
+        # A captured graph of another device must draw from torch's own generator.
+        rounded = [u for u in updates if u.param.dtype is torch.bfloat16 and (u.param.is_cpu or not config.capturable)]
+        if not rounded:
+            return
+        shared, seed = self.are_shared(), self._seed()
+        for update in rounded:
+            position = self._positions.setdefault(id(update.param), len(self._positions))  # edited groups may add some
+            step = int(update.step.item()) if shared else 0  # a single process draws a seed for each step
+            update.stream = mixed(seed, position, step, _shard_number(update.param))
 
-    def seed(self) -> int | None:
-        """The seed that replicas have agreed on; None in a single process, where torch's generator serves."""
-        if not self.is_needed():
-            return None
+    def _seed(self) -> int:
+        """A new seed for each step of a single process. With several processes, one that all replicas agree on."""
+        if not self.are_shared():
+            return _random_number()
         if not self._agreed:
             self.draw()
-            store = dist.distributed_c10d._get_default_store()
-            # Whoever is first decides, and nobody waits: not every rank need have such an optimizer.
-            self._agreed = int(store.compare_set(self._key, "", str(self._drawn)))
+            # The first to arrive decides, and nobody waits: not every rank need have such an optimizer.
+            self._agreed = int(default_store().compare_set(self._key, "", str(self._drawn)))
         return self._agreed
+
+
+def _random_number() -> int:
+    return int(torch.randint(1, 1 << 62, (), device="cpu"))
+
+
+def _shard_number(param: Tensor) -> int:
+    if not is_sharded(param):
+        return 0
+    from matrix_adagrad.optim.sharding import shard_number
+
+    return shard_number(param)

@@ -89,8 +89,8 @@ def the_diameters_are_twice_the_radius(e):
 
 @identity("§4.3, App. F", EXAMPLES)
 def the_bounds_and_their_ratio_have_closed_forms(e):
-    meter = RegretMeter(e.run.learner(), also=(e.active, "entry"))
-    promised = meter.play(e.game, e.run.rounds).promised
+    meter = RegretMeter(e.run.learner(), bounds_for=(e.active, "entry"))
+    promised = meter.play(e.game, e.run.rounds).geometry_bounds
     blocks, members = (e.m, e.n) if e.active == "row" else (e.n, e.m)
     yield promised["entry"], 2 * math.sqrt(2) * e.game.radius * e.m * e.n * math.sqrt(e.K)
     yield promised[e.active], 2 * math.sqrt(2) * e.game.radius * blocks * math.sqrt(members * e.K)

@@ -14,6 +14,8 @@ from matrix_adagrad.online import (
     AdaGrad,
     Adversarial,
     Completion,
+    EntryStream,
+    ExampleStream,
     Fixed,
     FullAdaGrad,
     Game,
@@ -23,8 +25,6 @@ from matrix_adagrad.online import (
     Motivating,
     RegretMeter,
     Scheme,
-    Stream,
-    Trace,
 )
 from matrix_adagrad.online.solver import inner
 from tests.online.paper.cases import GEOMETRIES, Case, dual2, full_roots, largest, lengths2, numbers
@@ -96,8 +96,11 @@ class Run:
 MIXED = [AdaGrad(g, 1e-8) for g in GEOMETRIES] + [FullAdaGrad("row", 1e-8), FullAdaGrad("column", 1e-8)]
 PLAYED = [Motivating(4, 6), Motivating(4, 6, "column"), Adversarial(4, 6), Adversarial(2, 8, Box(-0.5, 1.0))]
 PLAYED += [Linear(4, 6, d) for d in (FrobeniusBall(1e-100), FrobeniusBall(1.0), RowBalls(1e8), ColumnBalls(2.0))]
-PLAYED += [Linear(4, 6, RowSimplex(), drift=1.0), Completion(Trace.random(8, 2, 30), 8, 2)]
-PLAYED += [Completion(Trace.random(4, 4, 30), 4, 4, RowBalls(0.5)), Logistic(Stream.random(2, 2, 30), RowBalls(3.0))]
+PLAYED += [Linear(4, 6, RowSimplex(), drift=1.0), Completion(EntryStream.random(8, 2, 30), 8, 2)]
+PLAYED += [
+    Completion(EntryStream.random(4, 4, 30), 4, 4, RowBalls(0.5)),
+    Logistic(ExampleStream.random(2, 2, 30), RowBalls(3.0)),
+]
 ADAPTIVE = [Run(game, scheme) for game in PLAYED for scheme in MIXED[:6]]
 ADAPTIVE += [Run(Linear(*shape), scheme) for shape in ((1, 1), (1, 7), (7, 1)) for scheme in MIXED[:4]]
 ADAPTIVE += [Run(game, scheme) for game in (Linear(4, 6), Linear(3, 3)) for scheme in MIXED[6:]]
@@ -178,16 +181,16 @@ def the_explicit_limit_of_delta_is_sufficient(run):  # with δ at the limit the 
 
 @identity("Cor. 1 to App. E, as the meter reports them", RUNS)
 def the_meter_knows_the_same_numbers(run):
-    s, ledger = run.sums, run.regret.ledger
+    s, terms = run.sums, run.regret.terms
     for name in ("regret", "eta", "first", "middle", "last", "dual"):
         size = sum(run.played[1]) + abs(run.regret.best.value) if name == "regret" else s.size
-        yield getattr(ledger, name), getattr(s, name), size if name in ("regret", "middle") else 0.0
+        yield getattr(terms, name), getattr(s, name), size if name in ("regret", "middle") else 0.0
     yield run.regret["regret ≤ general bound"].right, s.general - s.last / s.eta, s.size / s.eta
     # Of a full metric of lower rank only half of the digits are known: the root of an eigenvalue 0 is 1e-8.
     if run in ADAPTIVE and (isinstance(run.scheme, AdaGrad) or run.rounds > 1):
         for name in ("delta", "distance", "trace", "terminal"):
-            yield getattr(ledger, name), getattr(s, name)
-        yield ledger.roots.flatten().sort()[0], s.roots.sort()[0]
+            yield getattr(terms, name), getattr(s, name)
+        yield terms.roots.flatten().sort()[0], s.roots.sort()[0]
         square, evolution = s.distance**2, s.distance**2 * s.trace / (2 * s.eta)
         sides = {
             "regret ≤ general bound, negative term dropped": (s.regret, s.general),
@@ -208,5 +211,5 @@ def the_meter_knows_the_same_numbers(run):
             diameter = run.game.domain.diameter(run.scheme.geometry, run.game.shape)
             yield run.regret["regret ≤ √2 D Σ_b √V_b"].right, math.sqrt(2) * diameter * s.total
     if isinstance(run.scheme, AdaGrad):
-        yield ledger.absorbed, s.absorbed
+        yield terms.absorbed, s.absorbed
         yield run.regret["δ is small enough"].right, s.absorbed / (s.m * s.distance**2)

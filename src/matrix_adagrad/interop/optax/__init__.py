@@ -1,7 +1,7 @@
 """The optimizers of this package for JAX, as `optax` gradient transformations.
 
-They take the same steps as those for PyTorch, in any geometry and over any domain of `matrix_adagrad.domains`, and are
-traced by ``jax.jit`` as a whole: nothing is called back, and nothing but shapes is looked at.
+They take the same steps as the PyTorch optimizers, in any geometry and over any domain in `matrix_adagrad.domains`.
+``jax.jit`` traces them completely: there are no callbacks, and control flow depends only on shapes.
 
 Example:
     >>> import jax.numpy as jnp

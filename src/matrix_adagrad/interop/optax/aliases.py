@@ -13,9 +13,9 @@ import optax
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Column, Geometry, Row
 from matrix_adagrad.interop.optax.projections import check_domain
-from matrix_adagrad.interop.optax.rule import Rule
 from matrix_adagrad.interop.optax.transforms import check, descent, make_rule
-from matrix_adagrad.optim.options import Reduction
+from matrix_adagrad.interop.optax.update_rule import UpdateRule
+from matrix_adagrad.optim.step.config import Reduction
 
 __all__ = [
     "column_adagrad",
@@ -57,31 +57,33 @@ def matrix_adagrad(
     initial_accumulator_value: float = 0.0,
     domain: Domain | None = None,
 ) -> optax.GradientTransformation:
-    r"""AdaGrad with one scale for each block of a geometry: `matrix_adagrad.MatrixAdaGrad` for JAX.
+    r"""AdaGrad with one scale per block of a geometry: `matrix_adagrad.MatrixAdaGrad` for JAX.
 
     .. math::
         s_{t,b} = \sqrt{\textstyle\sum_{k \le t} \|G_{k,b}\|_2^2} + \epsilon, \qquad
         X_{t+1,b} = X_{t,b} - \eta\, G_{t,b} / s_{t,b} \qquad \text{for each block } b
 
-    where both the root and ε are 0, the step is 0.
+    Where both the root and ε are 0, the step is 0.
 
     Args:
-        learning_rate: the step size η: a number, or a schedule, which gets the number of steps taken before.
+        learning_rate: the step size η: a number, or a schedule, which is called with the number of steps so far.
         geometry: which entries share one scale: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, or a `Geometry`.
             Vectors and scalars are scaled entry by entry unless it is ``"whole"``.
-        reduction: ``"sum"`` of the squares over a block, as in the paper, or their ``"mean"``, with which the step has
-            AdaGrad's size and AdaGrad's learning rate carries over.
+        reduction: ``"sum"`` adds up the squares over a block, as in the paper. ``"mean"`` averages them: steps are then
+            the size of AdaGrad's, and AdaGrad's learning rate carries over.
         eps: the stabilizer, added to the root.
-        weight_decay: the factor of an L2 penalty, whose gradient is part of the gradient and so of the statistic; or,
-            with ``decoupled_weight_decay``, of a decay ``x ← (1 - lr * weight_decay) x`` that the statistic never sees.
+        weight_decay: the factor of an L2 penalty. Its gradient is added to the gradient, and so enters the statistic.
+            With ``decoupled_weight_decay``, the factor of a decay ``x ← (1 - lr * weight_decay) x`` that the statistic
+            never sees.
         decoupled_weight_decay: see ``weight_decay``.
-        initial_accumulator_value: where ``state.sum`` starts.
-        domain: a set that the parameters stay in (`matrix_adagrad.domains`): each step ends with the projection in the
-            metric of that step. A start outside is not noticed; the first step brings it inside, or `project` does.
+        initial_accumulator_value: the initial value of ``state.sum``.
+        domain: a set that the parameters stay in (`matrix_adagrad.domains`). Each step ends with a projection in the
+            metric of that step. Parameters that start outside are not detected: the first step brings them inside, or
+            you can with `project`.
 
     Returns:
-        A transformation, whose state is a `MatrixAdaGradState`. With ``weight_decay`` or ``domain`` its ``update``
-        needs the parameters.
+        A gradient transformation whose state is a `MatrixAdaGradState`. With ``weight_decay`` or ``domain``, its
+        ``update`` needs the parameters.
 
     Example:
         Rows of bounded length; the step asks for one of length 3:
@@ -114,7 +116,7 @@ def matrix_momentum(
     decoupled_weight_decay: bool = False,
     domain: Domain | None = None,
 ) -> optax.GradientTransformation:
-    r"""Adam with one scale for each block of a geometry: `matrix_adagrad.MatrixMomentum` for JAX.
+    r"""Adam with one scale per block of a geometry: `matrix_adagrad.MatrixMomentum` for JAX.
 
     .. math::
         D_t &= \beta_1 D_{t-1} + (1 - \beta_1)\, G_t, \qquad
@@ -125,18 +127,18 @@ def matrix_momentum(
     In the entry geometry this is `optax.adam`, and with ``decoupled_weight_decay`` it is `optax.adamw`.
 
     Args:
-        learning_rate: the step size η: a number, or a schedule, which gets the number of steps taken before.
+        learning_rate: the step size η: a number, or a schedule, which is called with the number of steps so far.
         geometry: which entries share one scale, as in `matrix_adagrad`.
-        reduction: the ``"sum"`` of the squares over a block, or their ``"mean"``, with which the step has Adam's size.
-        betas: the factors β₁ and β₂ of the running averages of the gradient and of its squares.
-        bias_correction: undo the averages' start from zero.
+        reduction: ``"sum"`` adds up the squares over a block. ``"mean"`` averages them: steps are the size of Adam's.
+        betas: the decay rates β₁ and β₂ of the running averages of the gradient and of its square.
+        bias_correction: correct for the averages starting at zero.
         eps: the stabilizer, added to the root.
         weight_decay: the factor of an L2 penalty, or of a decoupled decay, as in `matrix_adagrad`.
         decoupled_weight_decay: see ``weight_decay``.
         domain: a set that the parameters stay in, as in `matrix_adagrad`.
 
     Returns:
-        A transformation, whose state is a `MatrixMomentumState`.
+        A gradient transformation whose state is a `MatrixMomentumState`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -156,9 +158,11 @@ _Alias = TypeVar("_Alias", bound=Callable[..., Any])
 
 
 def _showing_options_of(general: Callable[..., Any]) -> Callable[[_Alias], _Alias]:
-    """Gives an alias, which passes its options on, the signature that people and `optax.inject_hyperparams` look at."""
+    """Give an alias, which passes its options on, the signature that users and `optax.inject_hyperparams` look at."""
     signature = inspect.signature(general)
-    shown = signature.replace(parameters=[one for one in signature.parameters.values() if one.name != "geometry"])
+    shown = signature.replace(
+        parameters=[parameter for parameter in signature.parameters.values() if parameter.name != "geometry"]
+    )
 
     def showing(alias: _Alias) -> _Alias:
         @functools.wraps(alias)
@@ -177,7 +181,9 @@ def _showing_options_of(general: Callable[..., Any]) -> Callable[[_Alias], _Alia
 
 @_showing_options_of(matrix_adagrad)
 def row_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions]) -> optax.GradientTransformation:
-    """`matrix_adagrad` with one scale a row, the paper's Algorithm 1. Its arguments, without ``geometry``.
+    """`matrix_adagrad` with one scale per row: the paper's Algorithm 1.
+
+    Takes the same arguments as `matrix_adagrad`, except ``geometry``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -190,7 +196,9 @@ def row_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions])
 
 @_showing_options_of(matrix_adagrad)
 def column_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions]) -> optax.GradientTransformation:
-    """`matrix_adagrad` with one scale a column, the paper's Algorithm 2. Its arguments, without ``geometry``.
+    """`matrix_adagrad` with one scale per column: the paper's Algorithm 2.
+
+    Takes the same arguments as `matrix_adagrad`, except ``geometry``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -203,7 +211,9 @@ def column_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOption
 
 @_showing_options_of(matrix_momentum)
 def row_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions]) -> optax.GradientTransformation:
-    """`matrix_momentum` with one scale a row. Its arguments, without ``geometry``.
+    """`matrix_momentum` with one scale per row.
+
+    Takes the same arguments as `matrix_momentum`, except ``geometry``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -216,7 +226,9 @@ def row_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions
 
 @_showing_options_of(matrix_momentum)
 def column_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions]) -> optax.GradientTransformation:
-    """`matrix_momentum` with one scale a column. Its arguments, without ``geometry``.
+    """`matrix_momentum` with one scale per column.
+
+    Takes the same arguments as `matrix_momentum`, except ``geometry``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -228,7 +240,11 @@ def column_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOpti
 
 
 def _optimizer(
-    rule: Rule, learning_rate: LearningRate, weight_decay: float, decoupled_weight_decay: bool, domain: Domain | None
+    rule: UpdateRule,
+    learning_rate: LearningRate,
+    weight_decay: float,
+    decoupled_weight_decay: bool,
+    domain: Domain | None,
 ) -> optax.GradientTransformation:
     check({"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay, "domain": domain})
     if not callable(learning_rate):

@@ -1,4 +1,4 @@
-"""From the state of a torch optimizer to that of a transformation, and back."""
+"""Conversion between the state of a torch optimizer and the state of an optax transformation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["from_torch", "to_torch"]
 
 
 def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> MatrixAdaGradState | MatrixMomentumState:
-    """The state with which a transformation of the same options goes on where a torch optimizer is.
+    """The state for a transformation with the same options to continue where a torch optimizer is.
 
     Args:
-        optimizer: the torch optimizer, all of whose parameters have taken the same number of steps.
-        params: its parameters, all of them, in the tree that the JAX ones have, such as
+        optimizer: the torch optimizer. All of its parameters must have taken the same number of steps.
+        params: all of its parameters, in the same tree structure as the JAX parameters, such as
             ``dict(model.named_parameters())``.
 
     Example:
@@ -43,7 +43,7 @@ def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> Matrix
         raise ValueError(f"optimizer: its parameters have taken {sorted(steps)} steps, and a JAX state has one count")
     count = jnp.asarray(max(steps, default=0), jnp.int32)
 
-    def values(key: str) -> Any:  # copies: torch writes to its own
+    def values(key: str) -> Any:  # copies: torch updates its own in place
         return jax.tree.map(lambda param: jnp.array(optimizer.state[param][key].numpy(force=True)), params)
 
     if optimizer.AVERAGE is None:
@@ -54,12 +54,13 @@ def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> Matrix
 def to_torch(
     state: MatrixAdaGradState | MatrixMomentumState, optimizer: MatrixAdaGrad | MatrixMomentum, params: Any
 ) -> None:
-    """Put the state of a transformation into a torch optimizer, which then goes on where it is.
+    """Load the state of a transformation into a torch optimizer, which then continues from there.
 
     Args:
-        state: of a transformation; one of other shapes than the optimizer's is refused, and changes nothing.
+        state: the state of a transformation. If its shapes differ from the optimizer's, it is refused, and nothing
+            changes.
         optimizer: the torch optimizer. Its options stay as they are.
-        params: its parameters, all of them, in the tree that the JAX ones have.
+        params: all of its parameters, in the same tree structure as the JAX parameters.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,7 +96,7 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _flattened(params: Any, optimizer: Any) -> tuple[list[Any], Any]:
-    """The leaves of the tree, and its shape; an error unless they are the optimizer's parameters."""
+    """The leaves of the tree and its structure. Raises an error unless they are the optimizer's parameters."""
     leaves, tree = jax.tree.flatten(params)
     own = _parameters(optimizer)
     if set(leaves) != set(own):

@@ -1,4 +1,4 @@
-r"""The projections of `matrix_adagrad.domains` for JAX arrays: the same equations, traced as a whole.
+r"""The projections of `matrix_adagrad.domains` for JAX arrays: the same equations, fully traced.
 
 Each is :math:`\operatorname{argmin}_{Y}\ \tfrac12 \langle Y - X,\ S \circ (Y - X) \rangle_F` over the set. The domains'
 own modules derive the equations.
@@ -23,13 +23,13 @@ __all__ = ["check_domain", "project"]
 
 
 def project(domain: Domain, x: Any, scale: Any = 1.0) -> jax.Array:
-    """The point of the domain that is nearest to ``x`` in the metric ½⟨X, S∘X⟩; ``x``'s own values if it lies inside.
+    """The point of the domain nearest to ``x`` in the metric ½⟨X, S∘X⟩. If ``x`` is inside, its values are unchanged.
 
     Args:
-        domain: a set of `matrix_adagrad.domains`.
-        x: an array, of a floating-point dtype; its shape must fit the domain.
-        scale: S, positive and finite, which is not checked; it broadcasts against ``x`` as the statistic of a geometry
-            does: scales of rows are a column of numbers, m×1.
+        domain: a set from `matrix_adagrad.domains`.
+        x: an array with a floating-point dtype. Its shape must fit the domain.
+        scale: S, positive and finite; this is not checked. It broadcasts against ``x`` like a geometry's statistic: row
+            scales are an m×1 column.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ def check_domain(domain: Domain) -> None:
     """Raise an error that names the domain if it has no projection here."""
     if not isinstance(domain, Domain):
         raise TypeError(f"domain must be a Domain, such as RowBalls(1.0), got {domain!r}")
-    if type(domain).project not in _RULES:  # a subclass that projects in its own way has no rule, either
+    if type(domain).project not in _RULES:  # nor is there a rule for a subclass with its own projection
         raise TypeError(
             f"domain={domain!r} has no projection in JAX: {type(domain).__name__} projects torch tensors in its own "
             "way, and only the domains of matrix_adagrad.domains are known here"
@@ -70,12 +70,12 @@ def check_domain(domain: Domain) -> None:
 
 
 def _twin(x: jax.Array) -> torch.Tensor:
-    """A tensor of the same shape and dtype, without memory: domains know what fits them, and what rounding does."""
+    """A meta tensor of the same shape and dtype: domains know what fits them, and what rounding does."""
     return torch.empty(x.shape, dtype=getattr(torch, x.dtype.name), device="meta")
 
 
 def _seen(domain: BlockDomain, x: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
-    """``x`` as the blocks' geometry sees it, in a wide dtype, and the scale, which broadcasts against it."""
+    """``x`` as the blocks' geometry views it, in a wide dtype, and the scale, which broadcasts against it."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     s = jnp.asarray(scale, jnp.finfo(x.dtype).dtype)
     cut = domain.blocks.cut(x.shape)
@@ -118,7 +118,7 @@ def _shrinkage(a: jax.Array, s: jax.Array, dims: tuple[int, ...], slack: float) 
     u = s * a
 
     def newton(at: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The next λ after ``at``, which lies below the root, and the square of ‖u / (s + λ)‖ at ``at``."""
+        """The next λ after ``at``, which is below the root, and the square of ‖u / (s + λ)‖ at ``at``."""
         shifted = s + at
         squares = jnp.square(u / shifted)
         square = squares.sum(dims, keepdims=True)
@@ -145,7 +145,7 @@ def _shrinkage(a: jax.Array, s: jax.Array, dims: tuple[int, ...], slack: float) 
 def _onto_sums(
     domain: Simplices | L1Balls, x: jax.Array, scale: Any, onto: Callable[[jax.Array, jax.Array, float], jax.Array]
 ) -> jax.Array:
-    """``onto``, which takes a matrix with a row for each block, its scales, and what rounding may add to a sum."""
+    """Apply ``onto``, which takes a matrix with one row per block, its scales, and what rounding may add to a sum."""
     seen, s = _seen(domain, x, scale)
     dims = domain.blocks.dims(x.shape)
     last = tuple(range(-len(dims), 0))
@@ -174,8 +174,8 @@ def _onto_l1_balls(domain: L1Balls, x: jax.Array, scale: Any) -> jax.Array:
 
 
 def _onto_simplex(x: jax.Array, s: jax.Array, total: float) -> jax.Array:
-    """The projection of each row of ``x`` onto the simplex of this sum, in the metric of ``s``."""
-    # A move by τ/s, with τ in units of the least scale of a row: these weights are at most 1.
+    """The projection of each row of ``x`` onto the simplex with this sum, in the metric of ``s``."""
+    # Move by τ/s, with τ in units of the row's smallest scale: these weights are at most 1.
     w = jnp.maximum(s.min(1, keepdims=True) / s, jnp.finfo(x.dtype).tiny)
     ends = x / w  # an entry is positive while τ is below
     in_order = partial(jnp.take_along_axis, indices=jnp.argsort(ends, axis=1, descending=True), axis=1)
@@ -184,7 +184,7 @@ def _onto_simplex(x: jax.Array, s: jax.Array, total: float) -> jax.Array:
     threshold = jnp.take_along_axis(candidates, jnp.maximum(positive - 1, 0), 1)
     stays = ends > threshold
     y, w = jnp.where(stays, x - threshold * w, 0), jnp.where(stays, w, 0)
-    # Of rounding, in running sums of large numbers.
+    # From rounding, in running sums of large numbers.
     excess = (y.sum(1, keepdims=True) - total) / w.sum(1, keepdims=True)
     return jnp.maximum(y - excess * w, 0)
 

@@ -1,4 +1,4 @@
-"""The scalings: gradients in, gradients over their scales out, for `optax.chain`."""
+"""The scalings for `optax.chain`: they divide gradients by their scales."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from matrix_adagrad.domains import Domain, WholeSpace
-from matrix_adagrad.geometry import Geometry, as_geometry
+from matrix_adagrad.geometry import Geometry, as_partition
 from matrix_adagrad.interop.optax.projections import project
-from matrix_adagrad.interop.optax.rule import Rule, wide_dtype, widened
-from matrix_adagrad.optim.options import Reduction, check_values
+from matrix_adagrad.interop.optax.update_rule import UpdateRule, wide_dtype, widened
+from matrix_adagrad.optim.step.config import Reduction, check_values
 
 __all__ = [
     "MatrixAdaGradState",
@@ -26,14 +26,14 @@ __all__ = [
 
 
 class MatrixAdaGradState(NamedTuple):
-    """``count``, the number of steps, and ``sum``, one number a scale, float32 or wider, as in the torch state."""
+    """``count``, the number of steps, and ``sum``, one number per scale in float32 or wider, as in the torch state."""
 
     count: jax.Array
     sum: Any
 
 
 class MatrixMomentumState(NamedTuple):
-    """``count``, the number of steps; ``exp_avg``, of the parameters' shapes; ``exp_avg_sq``, one number a scale."""
+    """``count``, the number of steps; ``exp_avg``, of the parameters' shapes; ``exp_avg_sq``, one number per scale."""
 
     count: jax.Array
     exp_avg: Any
@@ -50,7 +50,7 @@ def scale_by_matrix_adagrad(
     eps: float = 1e-10,
     initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
-    r"""Divide gradients by one scale for each block of a geometry, the root of the sum of all squares so far.
+    r"""Divide gradients by one scale per block of a geometry: the root of the sum of all squares so far.
 
     .. math::
         U_{t,b} = G_{t,b} / s_{t,b}, \qquad s_{t,b} = \sqrt{\textstyle\sum_{k \le t} \|G_{k,b}\|_2^2} + \epsilon
@@ -61,10 +61,10 @@ def scale_by_matrix_adagrad(
         geometry: which entries share one scale: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, or a `Geometry`.
         reduction: the ``"sum"`` of the squares over a block, or their ``"mean"``.
         eps: the stabilizer, added to the root.
-        initial_accumulator_value: where ``state.sum`` starts.
+        initial_accumulator_value: the initial value of ``state.sum``.
 
     Returns:
-        A transformation, whose state is a `MatrixAdaGradState`.
+        A gradient transformation whose state is a `MatrixAdaGradState`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,7 +91,7 @@ def scale_by_matrix_momentum(
     bias_correction: bool = True,
     eps: float = 1e-8,
 ) -> optax.GradientTransformation:
-    r"""Divide the running average of gradients by one scale for each block, the root of that of their squares.
+    r"""Divide the running average of gradients by one scale per block: the root of the running average of squares.
 
     .. math::
         D_t &= \beta_1 D_{t-1} + (1 - \beta_1)\, G_t, \qquad
@@ -104,12 +104,12 @@ def scale_by_matrix_momentum(
     Args:
         geometry: as in `scale_by_matrix_adagrad`.
         reduction: as in `scale_by_matrix_adagrad`.
-        betas: the factors β₁ and β₂ of the running averages of the gradient and of its squares.
-        bias_correction: undo the averages' start from zero.
+        betas: the decay rates β₁ and β₂ of the running averages of the gradient and of its square.
+        bias_correction: correct for the averages starting at zero.
         eps: the stabilizer, added to the root.
 
     Returns:
-        A transformation, whose state is a `MatrixMomentumState`.
+        A gradient transformation whose state is a `MatrixMomentumState`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -123,25 +123,25 @@ def scale_by_matrix_momentum(
     return descent(rule, learning_rate=-1.0)
 
 
-def make_rule(geometry: Geometry | str, *, initial_accumulator_value: Any = 0.0, **options: Any) -> Rule:
-    """The rule with these options, once they are checked."""
+def make_rule(geometry: Geometry | str, *, initial_accumulator_value: Any = 0.0, **options: Any) -> UpdateRule:
+    """Check these options and make the rule."""
     check({**options, "initial_accumulator_value": initial_accumulator_value})
-    return Rule(as_geometry(geometry), start=initial_accumulator_value, **options)
+    return UpdateRule(as_partition(geometry), start=initial_accumulator_value, **options)
 
 
 def check(options: dict[str, Any]) -> None:
-    """Raise an error that names the first option that is wrong; arrays, whose values may not be known, are let be."""
+    """Raise an error that names the first invalid option. Arrays are skipped: their values may not be known."""
     check_values({name: value for name, value in options.items() if not isinstance(value, jax.Array)})
 
 
 def descent(
-    rule: Rule,
+    rule: UpdateRule,
     learning_rate: Any,
     weight_decay: Any = 0.0,
     decoupled_weight_decay: bool = False,
     domain: Domain | None = None,
 ) -> optax.GradientTransformation:
-    """A rule as a transformation: -η D / S, with the penalty and the projection that are asked for."""
+    """A rule as a transformation: -η D / S, with the requested penalty and projection."""
     decays = isinstance(weight_decay, jax.Array) or weight_decay != 0
     domain = None if domain == WholeSpace() else domain
 
@@ -179,9 +179,9 @@ def descent(
     return optax.GradientTransformation(init, update)
 
 
-def _confined(u: jax.Array, x: Any, s: jax.Array, rule: Rule, domain: Domain) -> jax.Array:
+def _confined(u: jax.Array, x: Any, s: jax.Array, rule: UpdateRule, domain: Domain) -> jax.Array:
     """The update that ends in the domain, at the projection of x + u in the metric S."""
     wide = widened(x, s)
-    # Rounded before and after it is projected, as a parameter of few bits is that lies in memory.
+    # Round before and after the projection, as happens to a low-precision parameter stored in memory.
     moved = (wide + u).astype(jnp.asarray(x).dtype)
     return widened(project(domain, moved, rule.metric(s, moved.shape)), s) - wide

@@ -1,8 +1,8 @@
-"""The update for a list of tensors: one pass that reads, one that writes, and all work of a statistic's size at once.
+"""The step in torch's foreach operators: one pass reads, one writes, and statistic-size work is batched over tensors.
 
 Full-size work goes tensor by tensor, so that temporaries (a narrow parameter's wide copy, a gradient with its L2
-penalty) exist for one tensor at a time; in float32 without L2 there are none. In the `Entry` geometry, whose statistic
-has the parameter's size, there is one list of that size, as in torch's own foreach optimizers.
+penalty) exist for one tensor at a time. In float32 without L2 there are none. In the `Entry` geometry, the statistic is
+as large as the parameter, so there is one list of that size, as in torch's own foreach optimizers.
 """
 
 from __future__ import annotations
@@ -13,79 +13,96 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.rule import Batch, Parts, Rule, count, shared_dims, store, widen
-from matrix_adagrad.squares import lean_sum_squares
+from matrix_adagrad.geometry import lean_sum_squares
+from matrix_adagrad.optim.step.backend import Measured, PartedBackend
+from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.update import (
+    Update,
+    are_plain,
+    count,
+    direction_of,
+    has_root_scale,
+    shared_dims,
+    store,
+    widen,
+)
+
+__all__ = ["Foreach"]
 
 
-def _read(batch: Batch, rule: Rule) -> list[Tensor]:
-    """The first pass: the sums of squares over each block of G_t."""
-    return [_squares(i, batch, rule) for i in range(len(batch.params))]
+class Foreach(PartedBackend):
+    """The same computation as `Reference`, up to rounding, for plain tensors in partitions."""
+
+    def reason_against(self, update: Update, config: Config) -> str:
+        if not has_root_scale(update.geometry):
+            return f"{type(update.geometry).__name__} is not a partition, or has a scale of its own"
+        if config.foreach:
+            return ""  # the user chose it
+        if config.differentiable or not are_plain((update.param, update.grad)):
+            return "its operators are not for autograd or for subclasses of tensors"
+        return ""
+
+    def read(self, updates: Sequence[Update], config: Config) -> list[Measured]:
+        return [(_squares(update, config),) for update in updates]
+
+    def accumulate(self, updates: Sequence[Update], measured: list[Measured], config: Config) -> None:
+        count([update.step for update in updates])
+        statistics, squares = [update.statistics[0] for update in updates], [own[0] for own in measured]
+        if config.reduction == "mean":
+            torch._foreach_div_(squares, [float(update.divisors[0]) for update in updates])
+        if config.betas is None:
+            torch._foreach_add_(statistics, squares)
+        else:
+            torch._foreach_mul_(statistics, config.betas[1])
+            torch._foreach_add_(statistics, squares, alpha=1 - config.betas[1])
+
+    def move(self, updates: Sequence[Update], config: Config) -> None:
+        for update, scale in zip(updates, _scales(updates, config), strict=True):
+            _write(update, scale, config)
 
 
-def _accumulate(batch: Batch, squares: list[Tensor], rule: Rule) -> None:
-    """The squares, which are spent, join the statistics; and one more step."""
-    count(batch.steps)
-    if rule.reduction == "mean":
-        torch._foreach_div_(squares, [float(members) for members in batch.members])
-    if rule.betas is None:
-        torch._foreach_add_(batch.statistics, squares)
-    else:
-        torch._foreach_mul_(batch.statistics, rule.betas[1])
-        torch._foreach_add_(batch.statistics, squares, alpha=1 - rule.betas[1])
+def _squares(update: Update, config: Config) -> Tensor:
+    """The sum of squares over each block of G_t. G_t also enters its running average."""
+    g = _gradient(update, config)
+    if config.betas is not None and update.average is not None:
+        update.average.lerp_(g, 1 - config.betas[0])
+    return lean_sum_squares(g, shared_dims(g, update.statistics[0]))
 
 
-def _move(batch: Batch, rule: Rule) -> None:
-    """The second pass: the parameters move."""
-    for i, scale in enumerate(_scales(batch.statistics, batch.steps, rule)):
-        _write(i, scale, batch, rule)
-
-
-foreach = Parts(_read, _accumulate, _move)  # what `reference` does, up to rounding
-
-
-def _squares(i: int, batch: Batch, rule: Rule) -> Tensor:
-    """The sum of squares over each block of G_t, which also joins its running average."""
-    g = _gradient(batch.params[i], batch.grads[i], rule)
-    if rule.betas is not None:
-        batch.averages[i].lerp_(g, 1 - rule.betas[0])
-    return lean_sum_squares(g, shared_dims(g, batch.statistics[i]))
-
-
-def _write(i: int, scale: Tensor, batch: Batch, rule: Rule) -> None:
-    param = batch.params[i]
-    direction = _gradient(param, batch.grads[i], rule) if rule.betas is None else batch.averages[i]
-    x = widen(param, param)
-    if rule.weight_decay != 0 and rule.decoupled_weight_decay:
-        x.mul_(1 - rule.lr * rule.weight_decay)
+def _write(update: Update, scale: Tensor, config: Config) -> None:
+    direction = direction_of(update.average, lambda: _gradient(update, config), update.step, config)
+    x = widen(update.param, update.param)
+    if config.decay is not None:
+        x.mul_(config.decay)
     x.addcmul_(direction, scale, value=-1)
-    del direction  # it may be a copy, and rounding needs room too
-    if x.dtype != param.dtype:
-        store(param, x, rule, batch.numbers[i])
+    del direction  # it may be a copy, and rounding needs memory too
+    if x.dtype != update.param.dtype:
+        store(update.param, x, config, update.stream)
 
 
-def _gradient(param: Tensor, grad: Tensor, rule: Rule) -> Tensor:
-    """G_t with the sign and the penalty that the rule asks for; ``grad`` itself where it asks for nothing."""
-    g = widen(grad, param)
-    if rule.weight_decay != 0 and not rule.decoupled_weight_decay:
-        sign = -1 if rule.maximize else 1
-        g = torch.add(g, widen(param, param), alpha=sign * rule.weight_decay)
-        return g.neg_() if rule.maximize else g
-    return -g if rule.maximize else g
+def _gradient(update: Update, config: Config) -> Tensor:
+    """G_t with the sign and penalty that the update asks for; the gradient itself if it asks for neither."""
+    g = widen(update.grad, update.param)
+    if config.l2 != 0:
+        sign = -1 if config.maximize else 1
+        g = torch.add(g, widen(update.param, update.param), alpha=sign * config.l2)
+        return g.neg_() if config.maximize else g
+    return -g if config.maximize else g
 
 
-def _scales(statistics: list[Tensor], steps: list[Tensor], rule: Rule) -> Sequence[Tensor]:
+def _scales(updates: Sequence[Update], config: Config) -> Sequence[Tensor]:
     """η / (√V + ε) for each parameter."""
-    scales: Any = statistics
-    lrs: list[Any] = [rule.lr] * len(steps)  # all numbers, or all tensors
-    if rule.bias_correction:
-        corrections: list[tuple[Any, Any]] = [rule.corrections(step) for step in steps]
-        scales = torch._foreach_div(statistics, [second for _, second in corrections])
-        lrs = [rule.lr / first for first, _ in corrections]
+    scales: Any = [update.statistics[0] for update in updates]
+    lrs: list[Any] = [config.rate] * len(updates)  # all numbers, or all tensors
+    if config.bias_correction:
+        corrections: list[tuple[Any, Any]] = [config.corrections(update.step) for update in updates]
+        scales = torch._foreach_div(scales, [second for _, second in corrections])
+        lrs = [config.rate / first for first, _ in corrections]
     scales = torch._foreach_sqrt(scales)
-    torch._foreach_add_(scales, rule.eps)
+    torch._foreach_add_(scales, config.eps)
     for scale in scales:
         tiny = torch.finfo(scale.dtype).tiny
-        if rule.eps < tiny:
+        if config.eps < tiny:
             scale.masked_fill_(scale == 0, torch.inf).clamp_min_(tiny)  # 0/0: no gradient gives no step
     torch._foreach_reciprocal_(scales)
     torch._foreach_mul_(scales, lrs)

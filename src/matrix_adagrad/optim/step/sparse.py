@@ -1,76 +1,97 @@
-"""The update for gradients that hold a few rows, as of ``nn.Embedding(sparse=True)``.
+"""The step for gradients that hold a few rows, as from ``nn.Embedding(sparse=True)``, in torch's operators.
 
-Its cost depends on the rows of the batch, not on the table. A row whose gradient is 0 can be left out: AdaGrad takes
-the same step as with the dense gradient, in every geometry. Two things do act on such rows in a dense step, and here on
-the touched ones alone (they are *lazy*): weight decay, and with momentum the running averages.
+Its cost depends on the rows in the batch, not on the table. A row whose gradient is 0 can be skipped: AdaGrad takes the
+same step as with the dense gradient, in every partition. Two things do act on such rows in a dense step: weight decay
+and, with momentum, the running averages. Here they are *lazy*: they act only on the touched rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import sum_squares
-from matrix_adagrad.optim.step.reference import quotient, root
-from matrix_adagrad.optim.step.rule import Batch, Rule, count, store, widen
+from matrix_adagrad.geometry import Partition, sum_squares
+from matrix_adagrad.geometry.base import quotient
+from matrix_adagrad.optim.step.backend import Backend
+from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
+from matrix_adagrad.torch_private import sparse_indices, sparse_values
+
+__all__ = ["Sparse"]
 
 
-def sparse(batch: Batch, rule: Rule) -> None:
-    """One step for every parameter, whose gradients are sparse in their first dimension."""
-    for i, (param, grad) in enumerate(zip(batch.params, batch.grads, strict=True)):
-        step = batch.steps[i]
-        count([step])
-        index, g = _rows(param, grad)
-        if index.numel() == 0:
-            continue
-        x = widen(param.index_select(0, index), param)  # a copy, which may be written to
-        if rule.maximize:
-            g = -g
-        if rule.weight_decay != 0 and rule.decoupled_weight_decay:
-            x.mul_(1 - rule.lr * rule.weight_decay)
-        elif rule.weight_decay != 0:
-            g = g + rule.weight_decay * x
-        direction = g
-        if rule.betas is not None:
-            direction = batch.averages[i].index_select(0, index).lerp_(g, 1 - rule.betas[0])
-            batch.averages[i].index_copy_(0, index, direction)
+class Sparse(Backend):
+    """Supports partitions, and gradients that are sparse in their first dimension."""
 
-        correction1, correction2 = rule.corrections(step)
-        view, variance = _accumulate(param, index, g, batch.statistics[i], batch.members[i], rule)
-        scale = quotient(rule.lr / correction1, root(variance / correction2) + rule.eps)
-        x.view(view).addcmul_(direction.view(view), scale, value=-1)
-        if x.dtype != param.dtype:
-            rows = torch.empty_like(x, dtype=param.dtype)
-            store(rows, x, rule, batch.numbers[i])
-            x = rows
-        param.index_copy_(0, index, x)
+    def reason_against(self, update: Update, config: Config) -> str:  # noqa: ARG002
+        if update.grad.is_sparse and isinstance(update.geometry, Partition):
+            return ""
+        return "it is for sparse gradients in partitions"
+
+    def step(self, updates: Sequence[Update], config: Config) -> None:
+        for update in updates:
+            count([update.step])
+            update.rows, g = _rows(update.param, update.grad)
+            if update.rows.numel():
+                _step(update, update.rows, g, config)
+
+
+def _step(update: Update, rows: Tensor, g: Tensor, config: Config) -> None:
+    param, average = update.param, None
+    x = widen(param.index_select(0, rows), param)  # a copy, which may be written to
+    if config.maximize:
+        g = -g
+    if config.decay is not None:
+        x.mul_(config.decay)
+    elif config.l2 != 0:
+        g = g + config.l2 * x
+    if config.betas is not None and update.average is not None:
+        average = update.average.index_select(0, rows).lerp_(g, 1 - config.betas[0])
+        update.average.index_copy_(0, rows, average)
+    direction = direction_of(average, lambda: g, update.step, config)
+
+    correction1, correction2 = config.corrections(update.step)
+    view, v = _accumulate(update, rows, g, config)
+    scale = update.geometry.scale(v / correction2) + config.eps  # type: ignore[attr-defined]
+    x.view(view).addcmul_(direction.view(view), quotient(config.rate / correction1, scale), value=-1)
+    if x.dtype != param.dtype:
+        narrow = torch.empty_like(x, dtype=param.dtype)
+        store(narrow, x, config, update.stream)
+        x = narrow
+    param.index_copy_(0, rows, x)
 
 
 def _rows(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that a gradient touches, each once, and the gradient there, summed in the dtype of the arithmetic."""
-    (index,), g = grad._indices(), widen(grad._values(), param)
+    """The rows that a gradient touches, each once, and their gradient, summed in the compute dtype."""
+    (index,), g = sparse_indices(grad), widen(sparse_values(grad), param)
     if grad.is_coalesced():
         return index, g
     rows, place = index.unique(return_inverse=True)  # faster than torch's coalesce, and in a wide dtype
     return rows, g.new_zeros(len(rows), *g.shape[1:]).index_add_(0, place, g)
 
 
-def _accumulate(
-    param: Tensor, index: Tensor, g: Tensor, statistic: Tensor, members: int, rule: Rule
-) -> tuple[tuple[int, ...], Tensor]:
-    """V_t of the blocks that the rows lie in, and the shape of the rows against which it broadcasts."""
-    geometry = rule.geometry
-    cut, dims = geometry.cut(param.shape), geometry.dims(param.shape)
-    if 0 in dims:  # blocks that hold all rows: every step is theirs
+def _accumulate(update: Update, index: Tensor, g: Tensor, config: Config) -> tuple[tuple[int, ...], Tensor]:
+    """V_t of the blocks that contain the rows, and the shape of the rows that it broadcasts against."""
+    geometry, (statistic,), (divisor,), shape = (
+        update.geometry,
+        update.statistics,
+        update.divisors,
+        update.param.shape,
+    )
+    assert isinstance(geometry, Partition)
+    cut, dims = geometry.cut(shape), geometry.dims(shape)
+    if 0 in dims:  # blocks that contain all rows: every step updates them
         view, where = (len(index), *cut[1:]), None
     else:  # row i is alone in a block, or one of the group i // rows_a_group
-        rows_a_group = len(param) // cut[0]
+        rows_a_group = shape[0] // cut[0]
         view, where = (len(index), *cut[1:]), index
         if rows_a_group > 1:
             view, where = (len(index), 1, *cut[2:]), index // rows_a_group
-    squares = sum_squares(g.view(view), dims) / members
-    if rule.betas is not None:
-        beta2 = rule.betas[1]
+    squares = sum_squares(g.view(view), dims) / divisor
+    if config.betas is not None:
+        beta2 = config.betas[1]
         squares = squares * (1 - beta2)
         if where is None:
             statistic *= beta2

@@ -1,0 +1,149 @@
+"""The optimizers to compare; one that is not installed is listed as a gap."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import SGD, Adafactor, Adagrad, Adam, Optimizer
+
+from matrix_adagrad import ColumnAdaGrad, ColumnMomentum, MatrixAdaGrad, RowAdaGrad, RowMomentum
+
+__all__ = ["DENSE", "OURS", "SGD_FUSED", "SPARSE", "Gap", "Peer", "bag_step", "fbgemm_step"]
+
+SGD_FUSED = "torch SGD, fused"
+OURS = "our EmbeddingBag, "  # what follows is an optimizer
+
+
+class Gap(Exception):  # noqa: N818
+    """A peer cannot be measured on this machine, for the reason given."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How to make an optimizer, and the least number of passes over an array of the parameter's size in a step.
+
+    A pass is a read or a write of the parameter, the gradient, or an array of state of their size.
+    """
+
+    make: Callable[[list[Parameter]], Optimizer]
+    passes: int
+
+
+@contextlib.contextmanager
+def _named_gap(package: str) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        raise Gap(f"{package}: {type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def _torchrec(params: list[Parameter]) -> Optimizer:
+    with _named_gap("torchrec"):
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+        made: Optimizer = RowWiseAdagrad(params, lr=1e-3)
+        return made
+
+
+def _sm3(params: list[Parameter]) -> Optimizer:
+    with _named_gap("pytorch-optimizer"):
+        from pytorch_optimizer import SM3
+
+        made: Optimizer = SM3(params, lr=1e-3)
+        return made
+
+
+def _adam_mini(params: list[Parameter]) -> Optimizer:
+    with _named_gap("pytorch-optimizer"):
+        from pytorch_optimizer import AdamMini
+
+        model = nn.Module()
+        for i, param in enumerate(params):
+            model.register_parameter(f"weight{i}", param)
+        made: Optimizer = AdamMini(model, lr=1e-3)
+        return made
+
+
+DENSE: dict[str, Peer] = {
+    SGD_FUSED: Peer(lambda params: SGD(params, lr=1e-3, fused=True), 3),
+    "torch SGD, foreach": Peer(lambda params: SGD(params, lr=1e-3, foreach=True), 3),
+    "torch Adagrad, fused": Peer(lambda params: Adagrad(params, lr=1e-3, fused=True), 5),
+    "torch Adagrad, foreach": Peer(lambda params: Adagrad(params, lr=1e-3, foreach=True), 5),
+    "torch Adam, fused": Peer(lambda params: Adam(params, lr=1e-3, fused=True), 7),
+    "torch Adam, foreach": Peer(lambda params: Adam(params, lr=1e-3, foreach=True), 7),
+    "torch Adafactor": Peer(lambda params: Adafactor(params, lr=1e-3), 3),
+    "TorchRec RowWiseAdagrad": Peer(_torchrec, 3),
+    "pytorch-optimizer SM3": Peer(_sm3, 3),
+    "pytorch-optimizer AdamMini": Peer(_adam_mini, 5),
+    "RowAdaGrad": Peer(lambda params: RowAdaGrad(params, lr=1e-3), 3),
+    "ColumnAdaGrad": Peer(lambda params: ColumnAdaGrad(params, lr=1e-3), 4),
+    "MatrixAdaGrad, whole": Peer(lambda params: MatrixAdaGrad(params, lr=1e-3, geometry="whole"), 4),
+    "MatrixAdaGrad, entry": Peer(lambda params: MatrixAdaGrad(params, lr=1e-3, geometry="entry"), 5),
+    "RowMomentum": Peer(lambda params: RowMomentum(params, lr=1e-3), 5),
+    "ColumnMomentum": Peer(lambda params: ColumnMomentum(params, lr=1e-3), 6),
+    "RowAdaGrad, foreach": Peer(lambda params: RowAdaGrad(params, lr=1e-3, foreach=True), 3),
+}
+SPARSE: dict[str, Callable[[Any], Optimizer]] = {
+    "torch Adagrad": lambda params: Adagrad(params, lr=1e-2),
+    "torch SparseAdam": lambda params: torch.optim.SparseAdam(params, lr=1e-3),
+    "TorchRec RowWiseAdagrad": _torchrec,
+    "RowAdaGrad": lambda params: RowAdaGrad(params, lr=1e-2),
+    "ColumnAdaGrad": lambda params: ColumnAdaGrad(params, lr=1e-2),
+    "MatrixAdaGrad, entry": lambda params: MatrixAdaGrad(params, lr=1e-2, geometry="entry"),
+    "RowMomentum": lambda params: RowMomentum(params, lr=1e-3),
+    "RowAdaGrad, torch's operators": lambda params: RowAdaGrad(params, lr=1e-2, fused=False),
+}
+
+
+def bag_step(
+    rows: int,
+    width: int,
+    make: Callable[[Any], Optimizer],
+    batches: Callable[[], Tensor],
+    upstream: Tensor,
+    module: type[nn.EmbeddingBag] = nn.EmbeddingBag,
+) -> Callable[[], None]:
+    """A training step of ``nn.EmbeddingBag``, or of ours: forward, backward, update."""
+    bag = module(rows, width, mode="sum", sparse=True)
+    optimizer = make(bag.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        bag(batches()).backward(upstream)
+        optimizer.step()
+
+    return step
+
+
+def fbgemm_step(rows: int, width: int, batches: Callable[[], Tensor], upstream: Tensor) -> Callable[[], None]:
+    """The same by FBGEMM's table-batched embedding, which updates its table in the backward pass."""
+    with _named_gap("fbgemm-gpu-cpu"):
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        bag = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, width, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=1e-2,
+            eps=1e-10,
+        )
+        bag.init_embedding_weights_uniform(-1.0, 1.0)
+
+    def step() -> None:
+        index = batches()
+        bag(index.view(-1), torch.arange(0, index.numel() + 1, index.shape[1])).backward(upstream)
+
+    return step

@@ -1,0 +1,124 @@
+"""Cells: the single runs of an experiment. Each result is stored in its own file.
+
+A cell is a config. The key of its result is a hash of the config, the code and the libraries. So an interrupted
+reproduction resumes where it stopped, and results of different versions never mix.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+import matrix_adagrad
+from matrix_adagrad import native
+from matrix_adagrad.files import write
+from matrix_adagrad.version import __version__
+
+__all__ = ["Cell", "Store", "dependency_hash", "run", "source_hash"]
+
+PRODUCT, REPRODUCTION = Path(matrix_adagrad.__file__).parent, Path(__file__).parent
+# What no cell's result depends on.
+UNRELATED = (
+    *("__main__.py", "files.py", "intervals.py", "optional.py", "terminal.py", "text.py"),
+    *("advisor/", "cli/", "demos/", "interop/", "pages/"),
+)
+
+
+class Cell(Protocol):
+    """A frozen dataclass, the ``Config`` of a module that has ``run`` and ``Result``."""
+
+    @property
+    def cost(self) -> float:
+        """About how many seconds it takes."""
+
+    @property
+    def __dataclass_fields__(self) -> dict[str, Any]: ...
+
+
+def run(cell: Cell, **how: Any) -> Any:
+    """The cell's result."""
+    return _module(cell).run(cell, **how)
+
+
+class Store:
+    """Stored results: a folder with a file for each cell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, cell: Cell) -> Any:
+        """The result, or ``None`` if it is missing or damaged."""
+        try:
+            kept = json.loads(self._file(cell).read_text(encoding="utf-8"))
+            body = kept["result"]
+            if kept["sha256"] != _hash(json.dumps(body)):
+                return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return _module(cell).Result(config=cell, **{name: _frozen(value) for name, value in body.items()})
+
+    def save(self, result: Any) -> None:
+        """Store a result."""
+        body = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "config"}
+        body = json.loads(json.dumps(body))  # tuples are lists from here on
+        kept = {"config": asdict(result.config), "sha256": _hash(json.dumps(body)), "result": body}
+        write(self._file(result.config), json.dumps(kept) + "\n")
+
+    def prepare(self) -> None:
+        """Create the folder, or fail before anything has run."""
+        write(self.folder / "README", "What `make reproduce` has computed so far. Can be deleted.\n")
+
+    def clear(self) -> None:
+        """Delete all stored results, and no other file."""
+        for file in self.folder.glob("*-*.json"):
+            if re.fullmatch(r"[a-z]+-[0-9a-f]{32}\.json", file.name):
+                file.unlink()
+
+    def _file(self, cell: Cell) -> Path:
+        name = _module(cell).__name__.rpartition(".")[2]
+        key = _hash(json.dumps([name, asdict(cell), dependency_hash(name)], sort_keys=True))  # type: ignore[call-overload]
+        return self.folder / f"{name}-{key[:32]}.json"
+
+
+@functools.cache
+def dependency_hash(experiment: str) -> str:
+    """A hash of everything that an experiment's results depend on: the code, torch, and the CPU's instruction set."""
+    kernels = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest() if native.LIBRARY else native.missing()
+    machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), kernels]
+    sources = [text for name, text in _sources(PRODUCT, "*.py") if not name.startswith(UNRELATED)]
+    own = (REPRODUCTION / f"{experiment}.py").read_text(encoding="utf-8")
+    return _hash(json.dumps([__version__, torch.__version__, *machine, *sources, own]))
+
+
+def source_hash() -> str:
+    """A hash of the sources of the package and its reproduction. It is the same on all machines."""
+    kinds = ((PRODUCT, "*.py"), (PRODUCT, "*.c"), (PRODUCT, "*.h"), (REPRODUCTION, "*.py"))
+    return _hash(json.dumps([source for root, kind in kinds for source in _sources(root, kind)]))
+
+
+def _sources(root: Path, kind: str) -> Iterator[tuple[str, str]]:
+    for file in sorted(root.rglob(kind)):
+        yield file.relative_to(root).as_posix(), file.read_text(encoding="utf-8")
+
+
+def _module(cell: Cell) -> ModuleType:
+    return sys.modules[type(cell).__module__]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

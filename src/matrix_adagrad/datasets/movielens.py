@@ -1,0 +1,236 @@
+"""MovieLens 100K: 100,000 ratings of 1,682 films by 943 people (Harper and Konstan, 2015).
+
+Its licence does not allow redistribution, so the package does not contain it: `movielens` reads your copy or the cached
+one, or downloads it from GroupLens or, with pip, inside the wheel of RecBole. It says on stderr what it downloads.
+Whatever the source, the table is checked against the published one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.files import write
+
+__all__ = ["Ratings", "movielens"]
+
+COUNTS = {"ratings": 100_000, "users": 943, "items": 1_682}
+# sha256 of the rows (user, item, rating, timestamp), sorted, numbered from 1, as little-endian int64
+FINGERPRINT = "ec862504a8c24b195f5194e51fb18bb2d59428d00d96d6d1c63433a3bd5f2f47"
+GROUPLENS = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+RECBOLE = "recbole==1.2.1"
+CONNECT, DOWNLOAD = 5.0, 60.0  # how many seconds a source may take to answer, and then to send everything
+NAMES = ("u.data", "ml-100k.inter")
+# The table has 2 MB and its zip 5: what is larger is something else, and not worth the memory.
+TABLE_BYTES, ARCHIVE_BYTES = 4 << 20, 32 << 20
+
+Rows = list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """The ratings, sorted by user and item, as int64; users and items are numbered from 0, ratings go from 1 to 5.
+
+    ``source`` is where they came from, and ``cached`` the file for the next run, or ``None`` if it cannot be written.
+    """
+
+    users: Tensor
+    items: Tensor
+    ratings: Tensor
+    timestamps: Tensor
+    source: str
+    cached: Path | None
+
+
+def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings:
+    """MovieLens 100K, from the first source that has it.
+
+    Args:
+        path: ``u.data``, ``ml-100k.zip``, ``ml-100k.inter`` or a folder with one of them. No other source is tried.
+        cache: the folder for the cached file; by default ``matrix-adagrad`` in the user's cache.
+
+    Raises:
+        ValueError: if the file at ``path`` is not MovieLens 100K.
+        OSError: if the file at ``path`` cannot be read, or if every source failed; it says why.
+    """
+    cached = (_default_cache() if cache is None else cache) / "ml-100k.tsv"
+    if path is not None:
+        file = _file(path)
+        try:
+            rows = _checked(_parsed(_bytes(file)))
+        except ValueError as error:
+            raise ValueError(f"{file} is not MovieLens 100K: {error}. Get {GROUPLENS} and give its path.") from None
+        return _ratings(rows, str(file), _written(rows, cached))
+    sources: dict[str, Callable[[], bytes]] = {
+        str(cached): functools.partial(_bytes, cached),
+        GROUPLENS: _grouplens,
+        f"the wheel of {RECBOLE}": _recbole,
+    }
+    failures = []
+    for source, fetch in sources.items():
+        try:
+            if source != str(cached):
+                print(
+                    f"MovieLens 100K: downloading {source}" + " with pip" * (fetch is _recbole),
+                    file=sys.stderr,
+                    flush=True,
+                )
+            rows = _checked(_parsed(fetch()))
+        except (OSError, ValueError) as error:
+            failures.append(f"\n  {source}: {error}")
+            continue
+        return _ratings(rows, source, cached if source == str(cached) else _written(rows, cached))
+    raise OSError(f"no source has MovieLens 100K. Get {GROUPLENS} and give its path.{''.join(failures)}")
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matrix-adagrad"
+
+
+def _file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    files = [path / name for name in (*NAMES, "ml-100k.zip")]
+    for file in filter(Path.is_file, files):
+        return file
+    raise FileNotFoundError(f"{path} holds none of {', '.join(file.name for file in files)}")
+
+
+def _bytes(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return _limited(stream)
+
+
+def _limited(stream: IO[bytes]) -> bytes:
+    """All that a stream has, unless that is more than MovieLens can be."""
+    raw = stream.read(ARCHIVE_BYTES + 1)
+    if len(raw) > ARCHIVE_BYTES:
+        raise ValueError(f"it has more than {ARCHIVE_BYTES:,} bytes")
+    return raw
+
+
+def _parsed(raw: bytes) -> Rows:
+    """The rows of a table, or of the table inside a zip, in any order."""
+    lines = (_unzipped(raw) if raw.startswith(b"PK") else raw).splitlines()
+    has_header = lines[:1] == [b"user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    rows = []
+    for number, line in enumerate(lines[has_header:], 1 + has_header):
+        try:
+            user, item, rating, timestamp = map(int, line.split(b"\t"))
+        except ValueError:
+            raise ValueError(f"line {number} is not user, item, rating, timestamp: {line[:60]!r}") from None
+        rows.append((user, item, rating, timestamp))
+    return rows
+
+
+def _unzipped(raw: bytes) -> bytes:
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            for member in archive.infolist():
+                if member.filename.rpartition("/")[2] in NAMES:
+                    return _table(archive, member)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"the zip is damaged or cut short ({error})") from None
+    raise ValueError(f"the zip holds neither {' nor '.join(NAMES)}")
+
+
+def _table(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    size, name = member.file_size, member.filename
+    if size > TABLE_BYTES:
+        raise ValueError(f"{name} in the zip has {size:,} bytes, and the table at most {TABLE_BYTES:,}")
+    with archive.open(member) as stream:
+        return stream.read(TABLE_BYTES)  # no more is unpacked, whatever it said
+
+
+def _checked(rows: Rows) -> Rows:
+    """The rows, sorted, if they are those of MovieLens 100K."""
+    found = {"ratings": len(rows), "users": len({row[0] for row in rows}), "items": len({row[1] for row in rows})}
+    for what, expected in COUNTS.items():
+        if found[what] != expected:
+            raise ValueError(f"it has {found[what]:,} {what} instead of {expected:,}")
+    rows = sorted(rows)
+    try:
+        packed = b"".join(struct.pack("<4q", *row) for row in rows)
+    except struct.error:
+        raise ValueError("it has a number of more than 64 bits") from None
+    found_fingerprint = hashlib.sha256(packed).hexdigest()
+    if found_fingerprint != FINGERPRINT:
+        raise ValueError(f"its counts are right, but not its values: sha256 {found_fingerprint}, not {FINGERPRINT}")
+    return rows
+
+
+def _ratings(rows: Rows, source: str, cached: Path | None) -> Ratings:
+    users, items, ratings, timestamps = torch.tensor(rows).T.contiguous()
+    return Ratings(users - 1, items - 1, ratings, timestamps, source, cached)
+
+
+def _written(rows: Rows, file: Path) -> Path | None:
+    """The cached file; one that cannot be written costs the next run a download, not this one."""
+    try:
+        return write(file, "".join("\t".join(map(str, row)) + "\n" for row in rows))
+    except OSError:
+        return None
+
+
+def _grouplens() -> bytes:
+    """The zip; a thread waits for it, because no timeout of sockets covers the lookup of a name."""
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def download() -> None:
+        try:
+            with urllib.request.urlopen(GROUPLENS, timeout=CONNECT) as response:
+                answers.put(b"connected")
+                is_short = response.length is not None and response.length <= ARCHIVE_BYTES
+                answers.put(response.read() if is_short else _limited(response))  # read() knows what is cut short
+        except Exception as error:
+            answers.put(error)
+
+    def answer_within(seconds: float) -> bytes:
+        try:
+            answer = answers.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+        if isinstance(answer, Exception):
+            raise OSError(str(answer)) from answer
+        return answer
+
+    threading.Thread(target=download, daemon=True).start()
+    answer_within(CONNECT)
+    return answer_within(DOWNLOAD)
+
+
+def _recbole() -> bytes:
+    """The wheel, through whatever index pip is set up for."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = f"pip download {RECBOLE} --no-deps --only-binary=:all: --quiet --disable-pip-version-check --no-input"
+        limits = f"--retries 0 --timeout {CONNECT:g}"
+        arguments = [sys.executable, "-m", *command.split(), *limits.split(), "-d", folder]
+        try:
+            subprocess.run(
+                arguments, check=True, timeout=DOWNLOAD, capture_output=True, encoding="utf-8", errors="replace"
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"pip was not done within {DOWNLOAD:g} seconds") from None
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip().rpartition("\n")[2]
+            raise OSError(f"pip download failed: {said}") from None
+        (wheel,) = Path(folder).iterdir()
+        return _bytes(wheel)

@@ -1,1 +1,0 @@
-"""The paper's experiments: each module has a typed config and a pure ``run(config)``."""

@@ -1,0 +1,33 @@
+"""How a tensor is measured: the idea that everything else in this package builds on."""
+
+from matrix_adagrad.geometry.base import Diagonal, Geometry, Shape
+from matrix_adagrad.geometry.partitions import (
+    Batched,
+    Blocks,
+    Column,
+    Entry,
+    Partition,
+    Row,
+    Whole,
+    as_geometry,
+    as_partition,
+)
+from matrix_adagrad.geometry.squares import lean_sum_squares, sum_squares, wide_dtype
+
+__all__ = [
+    "Batched",
+    "Blocks",
+    "Column",
+    "Diagonal",
+    "Entry",
+    "Geometry",
+    "Partition",
+    "Row",
+    "Shape",
+    "Whole",
+    "as_geometry",
+    "as_partition",
+    "lean_sum_squares",
+    "sum_squares",
+    "wide_dtype",
+]

@@ -1,0 +1,179 @@
+r"""What a geometry is.
+
+A geometry keeps one or more statistics of the gradients seen so far, and turns them into a metric H. This is a positive
+definite map on tensors, and steps are measured in its norm. The metric determines the step, the Bregman divergence, the
+projection onto a domain and the regret bound.
+
+.. math::
+    V_t = V_{t-1} + \mathrm{measure}(G_t), \qquad H_t = \mathrm{metric}(V_t) + \epsilon, \qquad
+    X_{t+1} = X_t - \eta\, H_t^{-1} G_t
+
+Most metrics are diagonal: they hold one positive number per entry (`Diagonal`). Most diagonal metrics share that number
+among the entries of a block (`Partition`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+__all__ = ["Diagonal", "Geometry", "Shape", "quotient", "root"]
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Geometry(ABC):
+    """How a tensor is measured.
+
+    Geometries are values: they compare by content, are hashable, pickle, and never change. A subclass is a frozen
+    dataclass.
+
+    A geometry for matrices need not define vectors and scalars: the optimizers scale those entry by entry (see `on`).
+    """
+
+    statistics: ClassVar[tuple[str, ...]] = ("",)  # their names, which end the state keys: "sum", or "sum_row"
+
+    @abstractmethod
+    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        """The shape of each statistic of a tensor of this shape."""
+
+    @abstractmethod
+    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
+        """What a gradient adds to each statistic: real, float32 or wider."""
+
+    @abstractmethod
+    def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        """The step: lr · H⁻¹ · direction, where H is the metric of these statistics plus eps."""
+
+    @abstractmethod
+    def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        """H · x, the gradient of the proximal function ψ(X) = ½⟨X, HX⟩."""
+
+    @property
+    def transpose(self) -> Geometry:
+        """The geometry that treats ``x.T`` the way this one treats the matrix ``x``."""
+        self._lacks("transpose")
+
+    def on(self, shape: Shape) -> Geometry:
+        """The geometry of a tensor of this shape: this one for matrices, one scale per entry for vectors."""
+        from matrix_adagrad.geometry.partitions import Entry
+
+        return self if len(shape) > 1 else Entry()
+
+    def entries(self, shape: Shape) -> tuple[int, ...]:
+        """How many entries each number in a statistic sums over. ``reduction="mean"`` divides by it."""
+        return tuple(math.prod(shape) // max(1, math.prod(own)) for own in self.statistic_shapes(shape))
+
+    def scales(self, shape: Shape) -> int:
+        """How many numbers the statistics of a tensor of this shape hold: the optimizer's state.
+
+        >>> from matrix_adagrad import Column, Entry, Row, Whole
+        >>> [geometry.scales((50_000, 64)) for geometry in (Row(), Column(), Entry(), Whole())]
+        [50000, 64, 3200000, 1]
+        """
+        return sum(math.prod(own) for own in self.statistic_shapes(shape))
+
+    def sharded_dims(self, shape: Shape) -> dict[int, int] | None:
+        """The tensor dimensions that the statistic can be sharded along too, mapped to the statistic's dimensions.
+
+        ``None``, the default, means that the full gradient is needed: parameters are gathered for their step.
+        """
+        return None
+
+    def check_fits(self, name: str, shape: Shape) -> None:
+        """Raise an error that names the tensor if one of this shape cannot be measured.
+
+        The methods are tried on a tensor without values, so that a mistake in one shows before anything moves.
+        """
+        own = self.on(shape)
+        if own is not self:
+            own.check_fits(name, shape)
+            return
+        try:
+            self._try(tuple(shape))
+        except NotImplementedError:  # by torch, for tensors without values
+            return
+        except Exception as error:
+            raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from error
+
+    def _try(self, shape: tuple[int, ...]) -> None:
+        names, own = self.statistics, type(self).__name__
+        if not isinstance(names, tuple) or len(set(names)) != len(names) or not names:
+            raise TypeError(
+                f"{own}.statistics must be a tuple of different names, such as ('row', 'column'), got {names!r}"
+            )
+        shapes, g = self.statistic_shapes(shape), torch.empty(shape, device="meta")
+        if not isinstance(shapes, tuple) or len(shapes) != len(names) or not all(isinstance(s, tuple) for s in shapes):
+            raise TypeError(
+                f"{own}.statistic_shapes must be a tuple of {len(names)} shapes, for {names}, got {shapes!r}"
+            )
+        measured = self.measure(g)
+        if not isinstance(measured, tuple) or not all(isinstance(v, Tensor) for v in measured):
+            raise TypeError(f"{own}.measure must return a tuple of {len(names)} tensors, for {names}, got {measured!r}")
+        found = tuple(tuple(v.shape) for v in measured)
+        if found != shapes or any(v.is_complex() for v in measured):
+            raise ValueError(
+                f"{own}.measure gave real tensors of the shapes {found}, and statistic_shapes says {shapes}"
+            )
+        step = self.precondition(g, 1.0, 1.0, *measured)
+        if not isinstance(step, Tensor) or step.shape != g.shape:
+            shown = tuple(step.shape) if isinstance(step, Tensor) else step
+            raise ValueError(f"{own} scales a step of shape {shape} to {shown}: it must keep its shape")
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The norm in which distances enter the regret bound."""
+        self._lacks("norm")
+
+    def dual_norm(self, x: Tensor) -> Tensor:
+        """The dual of `norm`."""
+        self._lacks("dual norm")
+
+    def steepest(self, x: Tensor) -> Tensor:
+        """The direction of steepest descent: the point with `norm` at most 1 that maximizes ⟨X, ·⟩."""
+        self._lacks("direction of steepest descent")
+
+    def _lacks(self, what: str) -> NoReturn:
+        raise TypeError(f"{self!r} has no {what}")
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return type(self).__name__.lower() + (f"({values})" if values else "")
+
+
+@dataclass(frozen=True)
+class Diagonal(Geometry):
+    """A geometry whose metric multiplies each entry by a number, its scale."""
+
+    @abstractmethod
+    def scale(self, *statistics: Tensor) -> Tensor:
+        """The scale s of each entry, at least 0, in a shape that broadcasts against the tensor."""
+
+    def spread(self, statistic: Tensor, shape: Shape) -> Tensor:
+        """The result of `scale`, in a shape that broadcasts against a tensor of this shape."""
+        return statistic
+
+    def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        return quotient(lr, self.scale(*statistics) + eps) * direction
+
+    def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        return (self.scale(*statistics) + eps) * x
+
+
+def root(v: Tensor) -> Tensor:
+    """√v, with derivative 0 at 0: a block that had no gradient does not move."""
+    zero = v == 0
+    return torch.where(zero, 0, torch.where(zero, 1, v).sqrt())
+
+
+def quotient(lr: float | Tensor, s: Tensor) -> Tensor:
+    """The step size lr / s in the dtype of s, with 0/0 = 0. It is never infinite: a zero gradient gives a zero step."""
+    zero = s == 0
+    scale = (lr / torch.where(zero, 1, s)).to(s.dtype)
+    return torch.where(zero, 0, scale.clamp(max=torch.finfo(s.dtype).max))

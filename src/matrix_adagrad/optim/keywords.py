@@ -1,0 +1,61 @@
+"""Keywords that an optimizer does not have: what was probably meant, and what to do instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+__all__ = ["FOREIGN", "refuse_foreign", "refuse_unknown", "refuse_unknown_keywords"]
+
+# Options of other optimizers, or other names for ours; the families add each other's.
+FOREIGN = {
+    "alpha": "it is an option of RMSprop",
+    "amsgrad": "it is an option of Adam",
+    "dampening": "it is an option of SGD",
+    "epsilon": "did you mean 'eps'?",
+    "geometry": "its geometry is fixed; MatrixAdaGrad and MatrixMomentum take any",
+    "learning_rate": "did you mean 'lr'?",
+    "lr_decay": "use a scheduler",
+    "momentum": "it is an option of SGD; MatrixMomentum has 'betas'",
+    "wd": "did you mean 'weight_decay'?",
+}
+
+
+def refuse_unknown(given: Mapping[str, Any], options: Collection[str]) -> None:
+    """Raise an error for a key of a group that is another optimizer's option, or almost one of these.
+
+    Other keys stay allowed, as in torch: schedulers, trainers and users keep notes of their own in groups.
+    """
+    for key in given:
+        hint = _hint(key, options)
+        if key not in options and key not in ("params", "param_names") and hint:
+            raise TypeError(f"unknown option {key!r} in a parameter group: {hint}")
+
+
+def refuse_unknown_keywords(name: str, given: Mapping[str, Any], options: Collection[str]) -> None:
+    """Raise an error for a keyword that the optimizer of this name does not have."""
+    for key in given:
+        if key not in options:
+            raise TypeError(
+                f"{name} got an unknown option {key!r}: {_hint(key, options) or f'it has {sorted(options)}'}"
+            )
+
+
+def _hint(key: str, options: Collection[str]) -> str:
+    near = difflib.get_close_matches(str(key), options, n=1, cutoff=0.8)
+    if key in FOREIGN:
+        return FOREIGN[key]
+    if near and abs(len(near[0]) - len(key)) <= 2:  # longer names, like weight_decay_mult, are meant
+        return f"did you mean {near[0]!r}?"
+    return ""
+
+
+def refuse_foreign(saved: Mapping[str, Any], options: Collection[str]) -> dict[str, Any]:
+    """A saved group without other optimizers' options; an error for one in use, without which the run cannot go on."""
+    for key in ("amsgrad", "lr_decay"):
+        if key not in options and saved.get(key):
+            raise ValueError(
+                f"the saved run used {key}={saved[key]!r}, which is not here: {FOREIGN[key]}; nothing was loaded"
+            )
+    return {key: value for key, value in saved.items() if key in options or key not in FOREIGN}

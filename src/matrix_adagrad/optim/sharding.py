@@ -1,0 +1,385 @@
+"""Parameters sharded over many ranks: PyTorch's DTensors.
+
+A statistic follows its parameter's placements. A dimension outside the blocks is sharded like the parameter's: scales
+live with their rows. If a dimension inside the blocks is sharded, the statistic is replicated, and the sums of squares
+are all-reduced over exactly those mesh dimensions. Everything else is the ordinary step on the local shard. All
+decisions depend on the full parameter's shape. A geometry that is not a partition needs the full gradient: its
+parameters are gathered and stepped on every rank, and each rank keeps its shard.
+
+`torch.distributed.tensor` takes a second to import, so this module is imported at the first DTensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from matrix_adagrad.domains import Domain
+from matrix_adagrad.geometry import Geometry, Partition
+from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.project import project
+from matrix_adagrad.optim.step.update import Update, empty_like, local
+from matrix_adagrad.optim.streams import mixed
+from matrix_adagrad.torch_private import StridedShard
+
+__all__ = [
+    "Divided",
+    "add_up",
+    "domain_of_shard",
+    "empty_statistics",
+    "gather",
+    "localize",
+    "project_shards",
+    "scatter",
+    "shard_number",
+    "sharded_dim",
+    "shards_of",
+    "statistic_layout",
+    "sum_over_shards",
+    "whole_statistic",
+]
+
+
+class Layout(NamedTuple):
+    """How a statistic is laid out over a mesh, and the mesh dimensions that its blocks are split over."""
+
+    placements: tuple[Placement, ...]
+    divided: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]) -> Layout:
+    """The layout of the statistic for a parameter with this full shape and these placements."""
+    along = geometry.sharded_dims(shape) or {}
+    own: list[Placement] = []
+    for placement in placements:
+        dim = sharded_dim(placement)
+        own.append(Replicate() if dim is None or dim not in along else _moved(placement, along[dim]))
+    pairs = enumerate(zip(placements, own, strict=True))
+    divided = [i for i, (theirs, mine) in pairs if mine.is_replicate() and not theirs.is_replicate()]
+    return Layout(tuple(own), tuple(divided))
+
+
+def sharded_dim(placement: Placement) -> int | None:
+    """The dimension that a placement shards, if any."""
+    return placement.dim if isinstance(placement, Shard | StridedShard) else None
+
+
+def _moved(placement: Placement, dim: int) -> Placement:
+    """The same placement along another dimension."""
+    if isinstance(placement, StridedShard):
+        return StridedShard(dim, split_factor=placement.split_factor)
+    return Shard(dim)
+
+
+# ---------------------------------------------------------------------------------------------------- the local shard
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _coordinate(mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
+    """A rank's coordinate in a mesh.
+
+    Code that depends on the current rank must ask for it here. Meshes compare equal on all ranks, and after a restart
+    with other ranks, torch's caches still return the old meshes, with the old coordinate.
+    """
+    found = (mesh.mesh == rank).nonzero().tolist()
+    return tuple(found[0]) if found else (0,) * mesh.ndim  # a rank outside the mesh holds nothing
+
+
+def shard_number(param: Tensor) -> int:
+    """A number that identifies the local shard: the same on its replicas, different for other shards."""
+    assert isinstance(param, DTensor)
+    number, mesh = 0, param.device_mesh
+    for size, k, placement in zip(mesh.shape, _coordinate(mesh, dist.get_rank()), param.placements, strict=True):
+        number = number if placement.is_replicate() else number * size + k
+    return number
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _ranges(
+    size: int,
+    dim: int,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    rank: int,  # noqa: ARG001
+) -> tuple[range, ...]:
+    """Which of this many slices along a dimension this rank holds, in order."""
+    mesh = DeviceMesh(mesh.device_type, mesh.mesh, _init_backend=False)  # see `_coordinate`
+    own = [_moved(placement, 0) if sharded_dim(placement) == dim else Replicate() for placement in placements]
+    everything = torch.arange(size, device=mesh.device_type)
+    numbers = local(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu()
+    if not len(numbers):
+        return ()
+    starts = [0, *(numbers.diff() != 1).nonzero()[:, 0].add(1).tolist(), len(numbers)]
+    return tuple(range(int(numbers[a]), int(numbers[a]) + b - a) for a, b in itertools.pairwise(starts))
+
+
+class _Piece(NamedTuple):
+    """A local shard, or a part of it whose blocks form a matrix: its location, its shape, and its statistic."""
+
+    where: tuple[slice, ...]
+    shape: tuple[int, ...]
+    scales: tuple[slice, ...]
+
+
+_ALL = slice(None)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _pieces(
+    geometry: Partition,
+    shape: torch.Size,
+    local_shape: torch.Size,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    rank: int,
+) -> tuple[_Piece, ...]:
+    """One piece, unless a dimension is both cut into blocks and sharded. Then there is one per block on this rank."""
+    cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
+    for d, parts in enumerate(geometry.parts(shape)):
+        sizes = [cut[part] for part in parts]
+        if len(parts) == 1 or d not in map(sharded_dim, placements):
+            along.append(
+                [_Piece((_ALL,), (local_shape[d],) if len(parts) == 1 else tuple(sizes), (_ALL,) * len(parts))]
+            )
+            continue
+        along.append([])
+        for start, numbers in _cut(_ranges(shape[d], d, mesh, placements, rank), sizes[-1]):
+            end = start + len(numbers)
+            extent = (*[1] * (len(parts) - 1), len(numbers))
+            first = [int(k) for k in torch.unravel_index(torch.tensor(numbers.start), sizes)]
+            scales = [slice(k, k + size) for k, size in zip(first, extent, strict=True)]
+            scales = [_ALL if part in inside else own for part, own in zip(parts, scales, strict=True)]
+            along[-1].append(_Piece((slice(start, end),), extent, tuple(scales)))
+    joined = (zip(*pieces, strict=True) if pieces else ((), (), ()) for pieces in itertools.product(*along))
+    return tuple(_Piece(*(tuple(itertools.chain(*field)) for field in fields)) for fields in joined)
+
+
+def _cut(ranges: Iterable[range], length: int) -> Iterator[tuple[int, range]]:
+    """Ranges, cut at multiples of a length, each with its offset within all of them."""
+    place = 0
+    for whole in ranges:
+        start = whole.start
+        while start < whole.stop:
+            end = min(whole.stop, (start // length + 1) * length)
+            yield place, range(start, end)
+            place, start = place + end - start, end
+
+
+def _pieces_of(param: DTensor, geometry: Partition) -> tuple[_Piece, ...]:
+    return _pieces(geometry, param.shape, local(param).shape, param.device_mesh, param.placements, dist.get_rank())
+
+
+def localize(update: Update) -> Update | Divided:
+    """Turn the step of a DTensor in a partition into a step of plain tensors on this rank."""
+    param, geometry = update.param, update.geometry
+    assert isinstance(param, DTensor)
+    assert isinstance(geometry, Partition)
+    shards = [local(x) for x in _full_size(update)]
+    statistic, layout = local(update.statistics[0]), statistic_layout(geometry, param.shape, param.placements)
+    pieces = _pieces_of(param, geometry)
+    if not layout.divided:
+        (piece,) = pieces
+        return _part(update, [x.view(piece.shape) for x in shards], statistic)
+    mesh = param.device_mesh
+    divided = Divided(
+        replace(update, statistics=(statistic,)),
+        [_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided if mesh.size(dim) > 1],
+    )
+    for number, piece in enumerate(pieces):
+        parts = [x[piece.where].view(piece.shape) for x in shards]
+        if parts[0].numel():
+            part = _part(update, parts, statistic[piece.scales], number)
+            part.sums = torch.empty_like(part.statistics[0])
+            divided.pieces.append(part)
+            divided.places.append(piece.scales)
+    return divided
+
+
+def _part(update: Update, full_size: Sequence[Tensor], statistic: Tensor, number: int = 0) -> Update:
+    """A part of a parameter as a separate update."""
+    param, grad, *average = full_size
+    return replace(
+        update,
+        param=param,
+        grad=grad,
+        average=average[0] if average else None,
+        statistics=(statistic,),
+        is_single_block=statistic.numel() == 1 < update.statistics[0].numel(),
+        stream=mixed(update.stream, number) if number and update.stream else update.stream,
+    )
+
+
+def _full_size(update: Update) -> list[Tensor]:
+    """A parameter, its gradient, and the average of its gradients, all with the parameter's placements."""
+    param, grad = update.param, update.grad
+    assert isinstance(param, DTensor)
+    if not isinstance(grad, DTensor):
+        raise RuntimeError(
+            f"a parameter of shape {tuple(param.shape)} is sharded over {param.placements}, and its gradient is a "
+            "plain tensor: give a DTensor, such as distribute_tensor(grad, param.device_mesh, param.placements)"
+        )
+    if grad.placements != param.placements:  # perhaps Partial: a pending sum over the mesh
+        grad = grad.redistribute(param.device_mesh, param.placements)
+    return [param, grad] if update.average is None else [param, grad, update.average]
+
+
+def gather(update: Update) -> Update:
+    """Turn a DTensor whose geometry needs the full gradient into an update of full tensors on every rank."""
+    param, grad, *average = (x.full_tensor() for x in _full_size(update) if isinstance(x, DTensor))
+    statistics = tuple(map(local, update.statistics))  # they are replicated
+    return replace(update, param=param, grad=grad, average=average[0] if average else None, statistics=statistics)
+
+
+def scatter(update: Update, whole: Update) -> None:
+    """Write back this rank's shard of the gathered parameter after its step."""
+    local(update.param).copy_(shards_of(whole.param, update.param))
+    if update.average is not None and whole.average is not None:
+        local(update.average).copy_(shards_of(whole.average, update.average))
+
+
+# ----------------------------------------------------------------------------------------------- blocks on many ranks
+
+
+class _Group(NamedTuple):
+    """Ranks that all-reduce together, and the device type they can do it on: parameters may be offloaded from it."""
+
+    processes: dist.ProcessGroup
+    device_type: str
+
+
+@dataclass
+class Divided:
+    """A parameter whose blocks span several ranks: sums are read, all-reduced over groups of ranks, then it moves."""
+
+    update: Update  # with the local shard of the statistic
+    groups: list[_Group]
+    pieces: list[Update] = field(default_factory=list)
+    places: list[tuple[slice, ...]] = field(default_factory=list)  # where each piece's scales are in the statistic
+    sums: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def put_together(self) -> None:
+        """Combine what was read from the pieces into sums over the blocks."""
+        statistic, sums = self.update.statistics[0], None
+        for place, piece in zip(self.places, self.pieces, strict=True):
+            assert piece.sums is not None
+            if sums is None and piece.sums.shape == statistic.shape:
+                sums = piece.sums
+            else:
+                sums = torch.zeros_like(statistic) if sums is None else sums
+                sums[place] += piece.sums
+        self.sums = torch.zeros_like(statistic) if sums is None else sums
+
+
+def add_up(parameters: Sequence[Divided]) -> Iterator[None]:
+    """All-reduce all sums, with one call per mesh dimension.
+
+    Yields while a call is in flight, for work that does not need the sums.
+    """
+    for group in dict.fromkeys(itertools.chain.from_iterable(divided.groups for divided in parameters)):
+        sums = [divided.sums for divided in parameters if group in divided.groups]
+        flat = torch.cat([own.flatten().to(group.device_type) for own in sums])
+        call = dist.all_reduce(flat, group=group.processes, async_op=True)
+        yield
+        call.wait()
+        for own, total in zip(sums, flat.split([own.numel() for own in sums]), strict=True):
+            own.copy_(total.view(own.shape))
+
+
+# ------------------------------------------------------------------------------------------------------------- state
+
+
+def empty_statistics(param: Tensor, geometry: Geometry, dtype: torch.dtype) -> list[Tensor]:
+    """A parameter's statistics, each in its own layout."""
+    assert isinstance(param, DTensor)
+    return [
+        _empty_statistic(param, shape, statistic_layout(geometry, param.shape, param.placements), dtype)
+        for shape in geometry.statistic_shapes(param.shape)
+    ]
+
+
+def _empty_statistic(param: DTensor, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> Tensor:
+    sizes = list(shape)
+    for theirs, mine in zip(map(sharded_dim, param.placements), map(sharded_dim, layout.placements), strict=True):
+        if theirs is not None and mine is not None:
+            sizes[mine] = local(param).shape[theirs]
+    shard = empty_like(local(param), tuple(sizes), dtype)
+    strides = empty_like(torch.empty_strided(param.shape, param.stride(), device="meta"), shape, dtype).stride()
+    statistic: Tensor = DTensor.from_local(
+        shard, param.device_mesh, layout.placements, run_check=False, shape=torch.Size(shape), stride=strides
+    )
+    return statistic.to(shard.device)  # the parameter may be offloaded from the mesh's devices
+
+
+def shards_of(value: Tensor, like: Tensor) -> Tensor:
+    """A full or differently sharded value, resharded like ``like``."""
+    if not isinstance(like, DTensor):
+        return value.full_tensor() if isinstance(value, DTensor) else value
+    if isinstance(value, DTensor):
+        return local(value.redistribute(like.device_mesh, like.placements))
+    return local(distribute_tensor(value.detach(), like.device_mesh, like.placements, src_data_rank=None))
+
+
+# ----------------------------------------------------------------------------------------------------------- domains
+
+
+def domain_of_shard(param: DTensor, domain: Domain) -> tuple[Tensor, Domain, bool]:
+    """The local rows and their domain, if the domain is separable by rows. Otherwise the full parameter, gathered.
+
+    The last value says whether it is the rows. All ranks agree on it, even a rank that happens to hold all rows.
+    """
+    if domain.is_separable_by_rows(param.shape) and {*map(sharded_dim, param.placements)} <= {0, None}:
+        ranges = _ranges(param.shape[0], 0, param.device_mesh, param.placements, dist.get_rank())
+        rows = [torch.arange(own.start, own.stop, device=local(param).device) for own in ranges]
+        empty = torch.empty(0, dtype=torch.int64, device=local(param).device)
+        return local(param), domain.of_rows(torch.cat([empty, *rows]), param.shape), True
+    return param.full_tensor(), domain, False
+
+
+def project_shards(update: Update, config: Config, domain: Domain) -> None:
+    """`project` for a sharded parameter."""
+    param, statistics = update.param, update.statistics
+    assert isinstance(param, DTensor)
+    x, own, is_rows = domain_of_shard(param, domain)
+    if is_rows and own.depends_on_metric and not _rows_have_scales(update):
+        x, own, is_rows = param.full_tensor(), domain, False
+    if is_rows or not own.depends_on_metric:
+        scales = tuple(map(local, statistics))
+    else:
+        scales = tuple(v.full_tensor() if isinstance(v, DTensor) else v for v in statistics)
+    project(replace(update, param=x, grad=x, statistics=scales), config, own)
+    if not is_rows:
+        local(param).copy_(shards_of(x, param))
+
+
+def _rows_have_scales(update: Update) -> bool:
+    """Whether the local statistic is for the local rows, rather than for blocks that rows share, or for several."""
+    return isinstance(update.geometry, Partition) and update.statistics[0].dim() == update.param.dim()
+
+
+def sum_over_shards(value: float, param: DTensor, how: str = "sum") -> float:
+    """The sum (or ``"max"``) of a number over the ranks that the parameter is sharded over."""
+    placements = [Replicate() if placement.is_replicate() else Partial(how) for placement in param.placements]
+    number = torch.tensor(value, device=param.device_mesh.device_type)
+    return float(DTensor.from_local(number, param.device_mesh, placements, run_check=False).full_tensor())
+
+
+def whole_statistic(own: Tensor, param: DTensor, geometry: Partition) -> Tensor:
+    """A parameter's full statistic, summed from each rank's shard."""
+    shape, layout = geometry.statistic_shape(param.shape), statistic_layout(geometry, param.shape, param.placements)
+    placements = [Partial() if i in layout.divided else placement for i, placement in enumerate(layout.placements)]
+    stride = torch.empty(shape, device="meta").stride()
+    parts = DTensor.from_local(
+        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return parts.full_tensor()

@@ -1,0 +1,309 @@
+"""The configuration of an update. Each option is defined once, with its default and its valid values.
+
+These dataclasses define the optimizers' signatures and defaults, the checks on parameter groups, the struct that the C
+kernels read, and the arguments of the compiled operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from numbers import Real
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from matrix_adagrad import native
+from matrix_adagrad.domains import Domain
+from matrix_adagrad.geometry import Column, Geometry, Row
+from matrix_adagrad.optim.keywords import FOREIGN, refuse_unknown_keywords
+
+__all__ = [
+    "RUN_OPTIONS",
+    "AdaGradConfig",
+    "Allowed",
+    "ColumnAdaGradConfig",
+    "ColumnMomentumConfig",
+    "Config",
+    "MomentumConfig",
+    "Reduction",
+    "RowAdaGradConfig",
+    "RowMomentumConfig",
+    "check_options",
+    "check_values",
+    "takes",
+]
+
+Reduction = Literal["sum", "mean"]
+
+
+class Allowed(NamedTuple):
+    """The valid values of an option: a description, a check of the type, and a check of the value."""
+
+    words: str
+    is_type: Callable[[Any], bool]
+    is_value: Callable[[Any], bool] = lambda _: True
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_not_negative(value: Any) -> bool:
+    return bool(math.isfinite(value) and value >= 0)
+
+
+FLAG = Allowed("True or False", lambda value: isinstance(value, bool))
+NOT_NEGATIVE = Allowed("a finite number, at least 0", is_number, _is_not_negative)
+RATE = Allowed(
+    "a finite number, at least 0, or a tensor with one such element",
+    lambda value: is_number(value) or isinstance(value, Tensor),
+    lambda value: (
+        value.numel() == 1 and _is_not_negative(value.detach().item())
+        if isinstance(value, Tensor)
+        else _is_not_negative(value)
+    ),
+)
+_CHOICE = Allowed("True, False or None (to choose by itself)", lambda value: value is None or isinstance(value, bool))
+_REDUCTION = Allowed("'sum' or 'mean'", lambda value: isinstance(value, str), lambda value: value in ("sum", "mean"))
+_BETAS = Allowed(
+    "two numbers, each at least 0 and less than 1",
+    lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(is_number, value)),
+    lambda value: all(0 <= beta < 1 for beta in value),
+)
+_DOMAIN = Allowed("a Domain, such as RowBalls(1.0), or None", lambda value: value is None or isinstance(value, Domain))
+
+
+def _option(default: Any, allowed: Allowed, *, in_kernels: bool = False) -> Any:
+    return field(default=default, metadata={"allowed": allowed, "in_kernels": in_kernels})
+
+
+_IN_KERNELS = {"in_kernels": True}
+
+
+@dataclass(frozen=True)
+class Config:
+    r"""One update, for all parameters of a group.
+
+    .. math::
+        V_t = V_{t-1} + S(G_t), \quad D_t = G_t
+        \qquad\text{or, with betas,}\qquad
+        V_t = \beta_2 V_{t-1} + (1-\beta_2)\, S(G_t), \quad D_t = \beta_1 D_{t-1} + (1-\beta_1)\, G_t
+
+    .. math:: X_{t+1} = X_t - \eta\, D_t / (\sqrt{V_t} + \epsilon)
+
+    Here S is what the geometry measures, and the root is its scale.
+    """
+
+    lr: float | Tensor = _option(1e-2, RATE, in_kernels=True)
+    _: KW_ONLY
+    geometry: Geometry | str = "row"
+    reduction: Reduction = _option("sum", _REDUCTION)
+    betas: tuple[float, float] | None = field(default=None, init=False)  # None: sums, not running averages
+    bias_correction: bool = field(default=False, init=False, metadata=_IN_KERNELS)
+    nesterov: bool = field(default=False, init=False, metadata=_IN_KERNELS)
+    eps: float = _option(1e-10, NOT_NEGATIVE, in_kernels=True)
+    weight_decay: float = _option(0, NOT_NEGATIVE, in_kernels=True)
+    decoupled_weight_decay: bool = _option(False, FLAG, in_kernels=True)
+    domain: Domain | None = _option(None, _DOMAIN)
+    project_start: bool = _option(False, FLAG)
+    stochastic_rounding: bool = _option(False, FLAG)
+    maximize: bool = _option(False, FLAG, in_kernels=True)
+    foreach: bool | None = _option(None, _CHOICE)
+    fused: bool | None = _option(None, _CHOICE)
+    capturable: bool = _option(False, FLAG)
+    differentiable: bool = _option(False, FLAG)
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of backends
+
+    OPTIONS: ClassVar[tuple[str, ...]]  # the keywords of the optimizer, and the keys of its parameter groups
+    IN_KERNELS: ClassVar[tuple[str, ...]]  # the fields that the arithmetic needs
+
+    @classmethod
+    def of_group(cls, group: Mapping[str, Any]) -> Self:
+        """The current configuration of a parameter group, which users may edit."""
+        return cls(**{name: group[name] for name in cls.OPTIONS})
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numbers that the arithmetic needs, by the kernels' names for them."""
+        beta1, beta2 = self.betas or (0.0, 0.0)
+        own = {name: getattr(self, name) for name in self.IN_KERNELS}
+        return {**own, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2}
+
+    @property
+    def rate(self) -> float | Tensor:
+        """η: a number or a zero-dimensional tensor."""
+        return self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
+
+    @property
+    def l2(self) -> float:
+        """The weight decay that is added to the gradient; 0 if it is decoupled."""
+        return 0 if self.decoupled_weight_decay else self.weight_decay
+
+    @property
+    def decay(self) -> float | Tensor | None:
+        """The factor that decoupled weight decay multiplies parameters by; None without it."""
+        return 1 - self.rate * self.weight_decay if self.weight_decay != 0 and self.decoupled_weight_decay else None
+
+    def corrections(self, step: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """The bias corrections 1 - β₁ᵗ and 1 - β₂ᵗ, or 1 and 1 if there is nothing to correct."""
+        if self.betas is None or not self.bias_correction:
+            return 1.0, 1.0
+        # Reading the value back is cheap on a CPU, but a captured or compiled graph must not depend on it.
+        t = step if self.capturable or torch.compiler.is_compiling() else step.item()
+        return _one_minus_power(self.betas[0], t), _one_minus_power(self.betas[1], t)
+
+    def nesterov_weights(self, step: Tensor) -> tuple[float | Tensor, float]:
+        """The weights of D_t and G_t in Nesterov's direction, before both are divided by the correction 1 - β₁ᵗ."""
+        assert self.betas is not None
+        beta1 = self.betas[0]
+        if not self.bias_correction:
+            return beta1, 1 - beta1
+        return beta1 * self.corrections(step)[0] / self.corrections(step + 1)[0], 1 - beta1  # Dozat's NAdam
+
+
+def _one_minus_power(beta: float, t: float | Tensor) -> float | Tensor:
+    # In float32, 1 - 0.999 keeps four digits. expm1 keeps all of them.
+    if beta == 0:
+        return 1.0
+    exponent = t * math.log(beta)
+    return -torch.expm1(exponent) if isinstance(exponent, Tensor) else -math.expm1(exponent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaGradConfig(Config):
+    """The options of `MatrixAdaGrad`."""
+
+    initial_accumulator_value: float = _option(0, NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowAdaGradConfig(AdaGradConfig):
+    """The options of `RowAdaGrad`: its geometry is fixed."""
+
+    geometry: Geometry | str = field(default=Row(), init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnAdaGradConfig(AdaGradConfig):
+    """The options of `ColumnAdaGrad`: its geometry is fixed."""
+
+    geometry: Geometry | str = field(default=Column(), init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumConfig(Config):
+    """The options of `MatrixMomentum`."""
+
+    betas: tuple[float, float] = _option((0.9, 0.999), _BETAS)
+    bias_correction: bool = _option(True, FLAG, in_kernels=True)
+    nesterov: bool = _option(False, FLAG, in_kernels=True)
+    eps: float = _option(1e-8, NOT_NEGATIVE, in_kernels=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowMomentumConfig(MomentumConfig):
+    """The options of `RowMomentum`: its geometry is fixed."""
+
+    geometry: Geometry | str = field(default=Row(), init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnMomentumConfig(MomentumConfig):
+    """The options of `ColumnMomentum`: its geometry is fixed."""
+
+    geometry: Geometry | str = field(default=Column(), init=False)
+
+
+for _config in (
+    *(Config, AdaGradConfig, RowAdaGradConfig, ColumnAdaGradConfig),
+    *(MomentumConfig, RowMomentumConfig, ColumnMomentumConfig),
+):
+    _config.OPTIONS = tuple(own.name for own in dataclasses.fields(_config) if own.init)
+    _config.IN_KERNELS = tuple(own.name for own in dataclasses.fields(_config) if own.metadata.get("in_kernels"))
+
+native.expect_config((*Config().numbers, "seed"))
+
+RUN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # how a step is run, not what it does
+
+FOREIGN.update(
+    {name: "it is an option of MatrixAdaGrad" for name in AdaGradConfig.OPTIONS if name not in Config.OPTIONS}
+)
+FOREIGN.update(
+    {name: "it is an option of MatrixMomentum" for name in MomentumConfig.OPTIONS if name not in Config.OPTIONS}
+)
+
+# --------------------------------------------------------------------------------------------------------- the checks
+
+# The valid values of each option. "learning_rate" is JAX's name for lr.
+OPTIONS: dict[str, Allowed] = {
+    own.name: own.metadata["allowed"]
+    for config in (AdaGradConfig, MomentumConfig)
+    for own in dataclasses.fields(config)
+    if "allowed" in own.metadata
+} | {"learning_rate": NOT_NEGATIVE}
+
+
+def check_values(options: Mapping[str, Any], table: Mapping[str, Allowed] = OPTIONS, whose: str = "") -> None:
+    """Raise an error that names the first invalid option, its value, and the valid values."""
+    for name, allowed in table.items():
+        if name not in options:
+            continue
+        value = options[name]
+        if not allowed.is_type(value):
+            raise TypeError(f"{whose}{name} must be {allowed.words}, got {value!r}")
+        if not allowed.is_value(value):
+            raise ValueError(f"{whose}{name} must be {allowed.words}, got {value!r}")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check all options of a group, each one and in combination."""
+    if isinstance(options["lr"], Tensor) and options["lr"].numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, got the shape {tuple(options['lr'].shape)}")
+    check_values(options)
+    if options["fused"] and native.missing():
+        raise RuntimeError(f"fused=True needs the native kernels: {native.missing()}; or leave fused=None")
+    if options["fused"] and options["foreach"]:
+        raise ValueError("fused=True and foreach=True name two backends: choose one")
+    if options["differentiable"] and options["domain"] is not None:
+        raise ValueError(f"domain={options['domain']!r} cannot be differentiated through: leave one of the two out")
+    for other in ("foreach", "fused", "stochastic_rounding"):
+        if options["differentiable"] and options[other]:
+            raise ValueError(f"{other}=True cannot be differentiated through: leave it out, or differentiable=False")
+
+
+# ------------------------------------------------------------------------------------------------------ the signature
+
+_P = ParamSpec("_P")
+_C = TypeVar("_C", bound=Config)
+
+
+def takes(
+    config: Callable[_P, _C],
+) -> Callable[[Callable[[Any, ParamsT, _C], None]], Callable[Concatenate[Any, ParamsT, _P], None]]:
+    """Turn ``__init__(self, params, config)`` into one that takes the configuration's fields as arguments."""
+    cls: Any = config
+    shown = [
+        (own.name, own.type, dataclasses.field(default=own.default, kw_only=own.kw_only))
+        for own in dataclasses.fields(cls)
+        if own.init
+    ]
+
+    def decorate(init: Callable[[Any, ParamsT, _C], None]) -> Callable[Concatenate[Any, ParamsT, _P], None]:
+        # A dataclass with the same fields has the signature to show, and `wraps` points to it.
+        signature: Any = dataclasses.make_dataclass(init.__qualname__.split(".")[0], [("params", "ParamsT"), *shown])
+
+        @functools.wraps(signature.__init__)
+        def constructor(self: Any, params: ParamsT, *args: _P.args, **options: _P.kwargs) -> None:
+            refuse_unknown_keywords(type(self).__name__, options, cls.OPTIONS)
+            init(self, params, config(*args, **options))
+
+        return constructor  # type: ignore[return-value]
+
+    return decorate

@@ -1,0 +1,311 @@
+"""The native step: one call of a C kernel for a whole list of tensors.
+
+A kernel sees a tensor as a matrix. It need not know the partition: entries share a scale where a statistic has size 1.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad import native
+from matrix_adagrad.bags.gradient import BagGradient
+from matrix_adagrad.geometry import Entry, wide_dtype
+from matrix_adagrad.native.matrices import NotCoveredError, StepKind, matrix_layout
+from matrix_adagrad.optim.step.backend import Measured, refusal
+from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.foreach import Foreach
+from matrix_adagrad.optim.step.update import PLAIN, Update, are_plain, has_root_scale
+from matrix_adagrad.torch_private import is_zero_tensor, sparse_indices, sparse_values
+
+__all__ = ["Native", "NotCoveredError"]
+
+# The dtypes of a parameter, its gradient, its statistic and its running average.
+_COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
+_SIZES = [dtype.itemsize for dtype in native.DTYPES]
+_READ_AND_MOVE = native.READ | native.MOVE
+
+
+# ----------------------------------------------------------------------------------------------- what C is handed
+
+
+class _Description(NamedTuple):
+    """A tensor as a ``struct tensor`` of kernels.h, and what to check another gradient of the same layout against."""
+
+    fields: array.array[int]
+    x_start: int  # the memory range of the parameter, in bytes
+    x_end: int
+    g_bytes: int
+    written: list[Tensor]  # by a step
+
+
+_G_DATA = native.TENSOR.index("g.data")
+_STREAM = native.TENSOR.index("stream")
+
+
+def _describe(update: Update) -> _Description:
+    """Describe one tensor for the kernels. Raise an error if they do not support it."""
+    x, g, (statistic, *_), step, sums = update.param, update.grad, update.statistics, update.step, update.sums
+    average = statistic if update.average is None else update.average
+    dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
+    if dtype is None or native.missing() or not _are_arrays(x, g, statistic, average, step):
+        raise NotCoveredError(_reason(x, g, statistic, average, step))
+    is_sparse = g.layout is torch.sparse_coo
+    if g.shape != x.shape or (update.average is not None and average.shape != x.shape):
+        raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
+    index = touched = offsets = bags = 0
+    if is_sparse:
+        rows, starts, g = g.entries() if isinstance(g, BagGradient) else (sparse_indices(g)[0], None, sparse_values(g))
+        index, touched = rows.data_ptr(), rows.numel()
+        if starts is not None:
+            offsets, bags = starts.data_ptr(), len(starts) - 1
+        if max(x.shape[0], touched, bags) >= native.MOST_ROWS:
+            raise NotCoveredError("there are too many rows in its sparse gradient")
+        if not (rows.is_contiguous() and (starts is None or starts.is_contiguous())):
+            raise NotCoveredError("the indices of its sparse gradient have gaps in memory")
+    strides, g_strides = x.stride(), g.stride()
+    average_strides = strides if update.average is None else average.stride()
+    shape, blocks = x.shape, statistic.shape
+    if len(blocks) != len(shape):
+        raise NotCoveredError("the rows of its sparse gradient share scales in groups")
+    if is_sparse:
+        kind_of_step = StepKind.SPARSE
+    elif sums is not None:
+        kind_of_step = StepKind.IN_PARTS
+    else:
+        kind_of_step = StepKind.SINGLE_BLOCK if update.is_single_block else StepKind.DENSE
+    layout, x_span, g_span = matrix_layout(
+        shape, blocks, (strides, g_strides, average_strides, statistic.stride()), kind_of_step
+    )
+    x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
+    x_at, g_at, statistic_at, step_at = x.data_ptr(), g.data_ptr(), statistic.data_ptr(), step.data_ptr()
+    average_at = statistic_at if update.average is None else average.data_ptr()
+    if not (x_at and g_at and average_at and statistic_at and step_at) and min(x.numel(), g.numel(), statistic.numel()):
+        raise RuntimeError(f"a parameter of shape {tuple(shape)} has lost its memory, or its gradient or state has")
+    size, g_span = _SIZES[dtype], g.numel() if is_sparse else g_span
+    if (
+        x_at < g_at + size * g_span
+        and g_at < x_at + size * x_span
+        and (is_sparse or x_at != g_at or strides != g_strides)
+    ):
+        if (x_span, g_span) != (x.numel(), g.numel()):
+            raise NotCoveredError("it lies between the entries of its gradient")
+        raise RuntimeError(
+            f"a parameter of shape {tuple(shape)} shares memory with its gradient, in another order: "
+            "give the gradient its own memory, as grad.clone() does"
+        )
+    fields = (
+        *(x_at, x_outer, x_inner),
+        *(g_at, g_outer, g_inner),
+        *(0 if update.average is None else average_at, average_outer, average_inner),
+        *(statistic_at, v_outer, v_inner),
+        *(outer, inner, kind, dtype),
+        *(step_at, step.dtype is torch.float64, index, touched),
+        *(update.divisors[0], 0 if sums is None else sums.data_ptr(), update.stream, offsets, bags),
+    )
+    return _Description(array.array("q", fields), x_at, x_at + size * x_span, size * g_span, update.written())
+
+
+def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> bool:
+    """Whether all tensors are plain strided arrays in CPU memory. Sparse tensors have no strides."""
+    return (
+        (x.is_cpu and g.is_cpu and statistic.is_cpu and average.is_cpu and step.is_cpu)
+        and (type(g) in PLAIN or type(g) is BagGradient or are_plain((g,)))
+        and are_plain((x, statistic, average, step))
+        and (g.layout is torch.strided or g.layout is torch.sparse_coo)
+        and not (x.is_neg() or g.is_neg() or is_zero_tensor(g))
+        and (step.dtype is torch.float32 or step.dtype is torch.float64)
+        and step.numel() == 1
+    )
+
+
+def _reason(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> str:
+    if native.missing():
+        return native.missing()
+    tensors = {"it": x, "its gradient": g, "its statistic": statistic, "its average": average, "its step count": step}
+    where = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+    return f"{where}: they work on plain arrays of a CPU, of one dtype"
+
+
+def _described(x: Tensor) -> str:
+    kind = "" if are_plain((x,)) else f"{type(x).__name__} "
+    return f"is a {kind}of {x.dtype} on {x.device}, {x.layout}"
+
+
+def _packed(config: Config, is_random: bool) -> bytes:
+    """The configuration as a ``struct config`` of kernels.h."""
+    packed = config.memo.get(is_random)
+    if packed is None:
+        # Each tensor has its own random stream. The seed only says that there is one.
+        packed = native.pack_config({**config.numbers, "lr": float(config.lr), "seed": is_random})
+        if not isinstance(config.lr, Tensor):  # whose value may change
+            config.memo[is_random] = packed
+    return packed
+
+
+# ------------------------------------------------------------------------------------------------------------ the step
+
+
+class Native(Foreach):
+    """The same computation as `Reference` and `Sparse`, up to rounding, in C, for arrays in CPU memory."""
+
+    @staticmethod
+    def sort_out(updates: list[Update]) -> tuple[list[Update], list[Update]]:
+        """Split the updates: those prepared for the kernels in the last step and still valid, and the others."""
+        ready, others = [], []
+        for update in updates:
+            description = update.prepared
+            if description is None:
+                others.append(update)
+                continue
+            fields, x_start, x_end, g_bytes, _ = description
+            g_at = update.grad.data_ptr()
+            if g_at and (g_at >= x_end or x_start >= g_at + g_bytes):  # new gradients of the same layout
+                fields[_G_DATA], fields[_STREAM] = g_at, update.stream
+                ready.append(update)
+            else:
+                update.prepared = None
+                others.append(update)
+        return ready, others
+
+    def reason_against(self, update: Update, config: Config) -> str:
+        if torch.compiler.is_compiling() or not are_plain((update.param,)):
+            # The operator below checks it when it runs.
+            return "" if config.fused else "torch.compile traces torch's own operators, and subclasses override them"
+        try:
+            if not has_root_scale(update.geometry):
+                raise NotCoveredError(f"{type(update.geometry).__name__} is not a partition, or has a scale of its own")
+            update.prepared = _describe(update)
+        except NotCoveredError as reason:
+            return str(reason)
+        return ""
+
+    def step(self, updates: Sequence[Update], config: Config) -> None:
+        if any(update.prepared is None for update in updates):
+            _step_as_operator(updates, config)
+        else:
+            _run(updates, config)
+
+    def read(self, updates: Sequence[Update], config: Config) -> list[Measured]:
+        _run(updates, config, native.READ)
+        return [(update.sums,) for update in updates if update.sums is not None]
+
+    def move(self, updates: Sequence[Update], config: Config) -> None:
+        _run(updates, config, native.MOVE)
+
+
+def _run(updates: Sequence[Update], config: Config, what: int = _READ_AND_MOVE) -> None:
+    """The step, or a part of it, of tensors that are described already."""
+    is_random = config.stochastic_rounding and any(update.param.dtype is torch.bfloat16 for update in updates)
+    _call(updates, _packed(config, is_random), what)
+
+
+def _call(updates: Sequence[Update], packed: bytes, what: int = _READ_AND_MOVE) -> None:
+    described = [update.prepared for update in updates]
+    torch.autograd.graph.increment_version(itertools.chain.from_iterable([own.written for own in described]))
+    arguments = b"".join([own.fields for own in described]), len(updates), packed, native.threads()
+    library = native.load()
+    if updates[0].grad.is_sparse:
+        refused = _with_room(library.matrix_adagrad_sparse_step, *arguments)
+        if refused:
+            raise IndexError(_what_is_missing(updates[-1 - refused]))
+    else:
+        _with_room(library.matrix_adagrad_step, *arguments, what)
+
+
+class _Kept(threading.local):
+    room = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+_kept, _KEPT_BYTES = _Kept(), 1 << 24
+
+
+def _with_room(kernel: Callable[..., int], *arguments: object) -> int:
+    """Run a kernel with a workspace. If it is too small, the kernel does nothing and returns the bytes it needs.
+
+    A small workspace is kept for the next call, since allocating new memory from the system is slow.
+    """
+    room = _kept.room
+    while (answer := kernel(*arguments, room.data_ptr(), room.numel())) > 0:
+        try:
+            room = torch.empty(answer, dtype=torch.uint8, device="cpu")  # whatever the default device is
+        except RuntimeError:
+            raise MemoryError(f"no step was taken: it needs {answer} bytes of memory, and there are fewer") from None
+        if answer <= _KEPT_BYTES:
+            _kept.room = room
+    return answer
+
+
+def _what_is_missing(update: Update) -> str:
+    return (
+        f"the sparse gradient of a table with {update.param.shape[0]} rows has an index out of range, or bags that do "
+        "not cover its indices: were they written to during the step? No step was taken"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- as an operator
+
+
+def _step_as_operator(updates: Sequence[Update], config: Config) -> None:
+    """The step as one operator that torch.compile and fake tensors know."""
+    lr = (
+        config.rate if isinstance(config.rate, Tensor) else torch.tensor(config.rate, dtype=torch.float64, device="cpu")
+    )
+    torch.ops.matrix_adagrad.step(
+        [update.param for update in updates],
+        [update.grad for update in updates],
+        [update.average for update in updates if update.average is not None],
+        [update.statistics[0] for update in updates],
+        [update.step for update in updates],
+        [update.divisors[0] for update in updates],
+        lr,
+        [float(number) for name, number in config.numbers.items() if name != "lr"],
+        config.stochastic_rounding,
+    )
+
+
+@torch.library.custom_op("matrix_adagrad::step", mutates_args=("params", "averages", "statistics", "steps"))
+def _step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    averages: list[Tensor],
+    statistics: list[Tensor],
+    steps: list[Tensor],
+    divisors: list[int],
+    lr: Tensor,
+    numbers: list[float],
+    stochastic_rounding: bool,
+) -> None:
+    is_random = stochastic_rounding and any(param.dtype is torch.bfloat16 for param in params)
+    stream = int(torch.randint(1, 1 << 62, (), device="cpu")) if is_random else 0
+    updates = [
+        Update(
+            param,
+            grad,
+            averages[i] if averages else None,
+            (statistics[i],),
+            steps[i],
+            Entry(),  # the statistic's shape says enough about the partition
+            (divisors[i],),
+            stream + i,
+        )
+        for i, (param, grad) in enumerate(zip(params, grads, strict=True))
+    ]
+    try:
+        for update in updates:
+            update.prepared = _describe(update)
+    except NotCoveredError as reason:
+        raise refusal("fused", str(reason)) from None
+    named = dict(zip((name for name in Config().numbers if name != "lr"), numbers, strict=True))
+    _call(updates, native.pack_config({**named, "lr": float(lr), "seed": is_random}))
+
+
+@_step.register_fake
+def _(*_: object) -> None:
+    return

@@ -1,0 +1,180 @@
+"""One tensor that takes a step, and the arithmetic shared by the backends in torch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from matrix_adagrad.geometry import Geometry, Partition, Shape, wide_dtype
+from matrix_adagrad.optim.step.config import Config
+
+__all__ = [
+    "PLAIN",
+    "Update",
+    "are_plain",
+    "count",
+    "direction_of",
+    "empty_like",
+    "has_root_scale",
+    "is_sharded",
+    "local",
+    "shared_dims",
+    "store",
+    "widen",
+]
+
+PLAIN = {Tensor, Parameter}
+
+
+@dataclass(eq=False)
+class Update:
+    """A parameter, its gradient and its state, for one step.
+
+    An optimizer keeps the updates of its last step (see `UpdateCache`), including what a backend prepared for them.
+    """
+
+    param: Tensor
+    grad: Tensor
+    average: Tensor | None  # of gradients; None without betas
+    statistics: tuple[Tensor, ...]
+    step: Tensor
+    geometry: Geometry  # of the tensors as they are here: a partition's statistic broadcasts against them
+    divisors: tuple[int, ...] = (1,)  # of the sums that join the statistics
+    stream: int = 0  # of random numbers for stochastic rounding: each tensor has its own
+    # The only block on this rank of a parameter that has more: it is summed in the order that it has among others.
+    is_single_block: bool = False
+    sums: Tensor | None = None  # laid out as the statistic: what is measured here of blocks that lie on several ranks
+    rows: Tensor | None = None  # that a sparse gradient touches, sorted, once a backend has found them
+    scale: Tensor | None = None  # that the step divided by, of these rows or of all, once a backend has computed it
+    prepared: Any = None  # by a backend, for as long as the layout stays
+
+    def written(self) -> list[Tensor]:
+        """The tensors that a step writes to."""
+        averages = [] if self.average is None else [self.average]
+        return [self.param, *averages, *self.statistics, self.step]
+
+    @property
+    def blocks(self) -> Geometry:
+        """The geometry for the tensors as viewed here."""
+        if isinstance(self.geometry, Partition):
+            return Dims(shared_dims(self.param, self.statistics[0]), self.geometry)
+        return self.geometry
+
+    def viewed(self) -> Update:
+        """A full parameter with a dense gradient, in the shape that a partition's statistic broadcasts against."""
+        if not isinstance(self.geometry, Partition) or type(self.geometry).cut is Partition.cut:
+            return self
+        view = self.geometry.view
+        average = None if self.average is None else view(self.average)
+        return replace(self, param=view(self.param), grad=view(self.grad), average=average)
+
+
+@dataclass(frozen=True)
+class Dims(Partition):
+    """Blocks that span these dimensions of an already viewed tensor."""
+
+    inside: tuple[int, ...]
+    partition: Partition  # that they are the blocks of
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:  # noqa: ARG002
+        return self.inside
+
+    def scale(self, *statistics: Tensor) -> Tensor:
+        return self.partition.scale(*statistics)
+
+    @property
+    def transpose(self) -> Partition:
+        self._lacks("transpose")
+
+
+def has_root_scale(geometry: Geometry) -> bool:
+    """Whether a geometry is a partition whose scale is the root of its statistic, as shortcuts take it to be."""
+    return isinstance(geometry, Partition) and type(geometry).scale is Partition.scale
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether a tensor is a DTensor, without importing DTensor, which takes a second."""
+    return type(x) not in PLAIN and hasattr(x, "device_mesh")
+
+
+def local(x: Tensor) -> Tensor:
+    """The local shard of a DTensor, or the tensor itself if it is not a DTensor."""
+    if not is_sharded(x):
+        return x
+    shard: Any = x.to_local()  # type: ignore[attr-defined]
+    return shard.wait() if hasattr(shard, "wait") else shard  # type: ignore[no-any-return]  # it may be on its way
+
+
+def empty_like(param: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An empty tensor with the parameter's dimension order in memory, so that both are traversed together."""
+    if len(shape) != param.dim():
+        return torch.empty(shape, dtype=dtype, device=param.device)
+    order = sorted(range(len(shape)), key=lambda d: param.stride(d), reverse=True)
+    return torch.empty_permuted(shape, order, dtype=dtype, device=param.device)
+
+
+def are_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether all tensors are plain: no DTensors, and no subclass that overrides torch's functions."""
+    types = {type(x) for x in tensors}
+    return types <= PLAIN or all(map(_is_plain, types))
+
+
+def _is_plain(cls: type) -> bool:
+    if cls in PLAIN:
+        return True
+    others = cls.__mro__[: cls.__mro__.index(Parameter if issubclass(cls, Parameter) else Tensor)]
+    return not any(hook in vars(other) for other in others for hook in ("__torch_function__", "__torch_dispatch__"))
+
+
+def shared_dims(x: Tensor, statistic: Tensor) -> tuple[int, ...]:
+    """The dimensions of ``x`` along which entries share a scale."""
+    return tuple([d for d, size in enumerate(statistic.shape) if size != x.shape[d]])
+
+
+def widen(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` in the compute dtype of the parameter ``like``, or ``x`` itself if it already has that dtype."""
+    dtype = wide_dtype(like.dtype)
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def count(steps: list[Tensor]) -> None:
+    """Count one more step. Not with ``step += 1``, which torch 2.13 loses when it compiles a float64 scalar."""
+    torch._foreach_add_(steps, 1)
+
+
+def direction_of(average: Tensor | None, gradient: Callable[[], Tensor], step: Tensor, config: Config) -> Tensor:
+    """D_t, the direction of the step: G_t, its running average including G_t, or Nesterov's sum of both."""
+    if average is None:
+        return gradient()
+    if config.nesterov:
+        of_average, of_gradient = config.nesterov_weights(step)
+        return of_average * average + of_gradient * gradient()
+    return average
+
+
+def store(param: Tensor, x: Tensor, config: Config, stream: int) -> None:
+    """Write ``x`` into a parameter. Where the parameter is narrower than the arithmetic, this is the only rounding."""
+    if config.stochastic_rounding and param.dtype is torch.bfloat16:
+        seeded = torch.Generator(x.device).manual_seed(stream) if stream else None
+        x = round_stochastically(x, seeded)
+    param.copy_(x)
+
+
+def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Round ``x`` (float32) to bfloat16, up or down at random, so that the mean is ``x``.
+
+    bfloat16 is the upper half of a float32. Add a uniform number below one unit of the upper half, then cut off the
+    lower half: the carry happens with exactly the probability that the lower half calls for.
+    """
+    finite = x.isfinite()  # on NaN the carry could run into the sign; on infinity there is nothing to round
+    if generator is None:
+        noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
+    else:
+        noise = torch.randint(1 << 16, x.shape, generator=generator, dtype=torch.int32, device=x.device)
+    rounded = noise.add_(x.view(torch.int32)).bitwise_and_(-(1 << 16)).view(torch.float32)
+    return torch.where(finite, rounded, x, out=rounded)

@@ -1,1 +1,0 @@
-"""Reports: what one consists of (`document`), its pictures (`pictures`), and its page (`page`)."""

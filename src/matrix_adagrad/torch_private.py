@@ -1,0 +1,137 @@
+"""Everything of torch's that has no public name, in one place.
+
+Each is a function or a name that says what it is for. tests/test_torch_private.py checks what is expected of each of
+them, and names the version of torch in which it was last seen to hold.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo as without_compiling  # torch.compiler.disable would import the compiler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+
+__all__ = [
+    "StridedShard",
+    "after_loading",
+    "before_loading",
+    "compiled_module",
+    "default_store",
+    "gradient_hooks",
+    "has_no_other_owner",
+    "is_transformed",
+    "is_zero_tensor",
+    "no_torch_function",
+    "sparse_indices",
+    "sparse_values",
+    "stored_entries",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+    "version_of",
+    "without_compiling",
+    "without_step_hooks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # FSDP2's placement of a dimension that tensor parallelism shards too. It takes a second to import.
+    if name == "StridedShard":
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        return _StridedShard
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# ------------------------------------------------------------------------------------------------------------- tensors
+
+no_torch_function: Any = torch._C._disabled_torch_function_impl  # for a subclass that overrides operators alone
+
+
+def sparse_indices(x: Tensor) -> Tensor:
+    """The indices of a sparse tensor; ``indices()`` refuses one that is not coalesced."""
+    return x._indices()
+
+
+def sparse_values(x: Tensor) -> Tensor:
+    """The values of a sparse tensor; ``values()`` refuses one that is not coalesced."""
+    return x._values()
+
+
+def stored_entries(x: Tensor) -> int:
+    """How many entries a sparse tensor stores."""
+    return x._nnz()
+
+
+def is_zero_tensor(x: Tensor) -> bool:
+    """Whether a tensor stands for zeros and has no memory, as autograd's may."""
+    return x._is_zerotensor()
+
+
+def version_of(x: Tensor) -> int:
+    """How often a tensor was written to."""
+    return x._version
+
+
+def has_no_other_owner(x: Tensor) -> bool:
+    """Whether a gradient may be kept instead of copied: nobody else holds it, and it is no view."""
+    owners: int = x._use_count()  # type: ignore[attr-defined]
+    return owners == 1 and not x._is_view()
+
+
+# -------------------------------------------------------------------------------------------------- what torch is doing
+
+
+def is_transformed() -> bool:
+    """Whether operators are traced, transformed by torch.func, or run inside of DistributedDataParallel."""
+    return bool(
+        torch._C._get_tracing_state()
+        or DistributedDataParallel._get_active_ddp_module() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def compiled_module(model: nn.Module) -> nn.Module | None:
+    """The module inside of one that ``torch.compile`` has made; None if it has not."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def default_store() -> Any:
+    """The key-value store of the default process group: ranks agree on a seed without a collective."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
+# --------------------------------------------------------------------------------------------------------------- hooks
+
+
+def gradient_hooks(param: Tensor) -> Iterable[Callable[..., None]]:
+    """The hooks that run once a parameter's gradient is complete."""
+    return (param._post_accumulate_grad_hooks or {}).values()
+
+
+def without_step_hooks(optimizer: Optimizer) -> None:
+    """Take away the hooks on an optimizer's steps."""
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+
+
+def before_loading(optimizer: Optimizer) -> Iterable[Callable[..., Any]]:
+    """The hooks that may rewrite a state dict before it is loaded."""
+    return optimizer._optimizer_load_state_dict_pre_hooks.values()
+
+
+def after_loading(optimizer: Optimizer) -> Iterable[Callable[..., Any]]:
+    """The hooks that run after a state dict was loaded."""
+    return optimizer._optimizer_load_state_dict_post_hooks.values()
