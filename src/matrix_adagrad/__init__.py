@@ -1,7 +1,20 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
 from matrix_adagrad.bags import EmbeddingBag
-from matrix_adagrad.geometry import Batched, Blocks, Column, Diagonal, Entry, Geometry, Partition, Row, Whole
+from matrix_adagrad.geometry import (
+    Batched,
+    Blocks,
+    Column,
+    Diagonal,
+    Entry,
+    Factored,
+    Full,
+    Geometry,
+    Partition,
+    Row,
+    Spectral,
+    Whole,
+)
 from matrix_adagrad.optim import (
     ColumnAdaGrad,
     ColumnMomentum,
@@ -26,6 +39,8 @@ __all__ = [
     "Diagonal",
     "EmbeddingBag",
     "Entry",
+    "Factored",
+    "Full",
     "Geometry",
     "MatrixAdaGrad",
     "MatrixMomentum",
@@ -33,6 +48,7 @@ __all__ = [
     "Row",
     "RowAdaGrad",
     "RowMomentum",
+    "Spectral",
     "Whole",
     "__version__",
     "geometry_groups",

@@ -1,6 +1,8 @@
 """How a tensor is measured: the idea that everything else in this package builds on."""
 
 from matrix_adagrad.geometry.base import Diagonal, Geometry, Shape
+from matrix_adagrad.geometry.factored import Factored
+from matrix_adagrad.geometry.full import Full, RootWarning
 from matrix_adagrad.geometry.partitions import (
     Batched,
     Blocks,
@@ -12,6 +14,7 @@ from matrix_adagrad.geometry.partitions import (
     as_geometry,
     as_partition,
 )
+from matrix_adagrad.geometry.spectral import Spectral
 from matrix_adagrad.geometry.squares import lean_sum_squares, sum_squares, wide_dtype
 
 __all__ = [
@@ -20,10 +23,14 @@ __all__ = [
     "Column",
     "Diagonal",
     "Entry",
+    "Factored",
+    "Full",
     "Geometry",
     "Partition",
+    "RootWarning",
     "Row",
     "Shape",
+    "Spectral",
     "Whole",
     "as_geometry",
     "as_partition",

@@ -18,10 +18,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matrix_adagrad.geometry.partitions import Partition
 
 __all__ = ["Diagonal", "Geometry", "Shape", "quotient", "root"]
 
@@ -38,7 +41,10 @@ class Geometry(ABC):
     A geometry for matrices need not define vectors and scalars: the optimizers scale those entry by entry (see `on`).
     """
 
-    statistics: ClassVar[tuple[str, ...]] = ("",)  # their names, which end the state keys: "sum", or "sum_row"
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the statistics, which end the state keys: ``"sum"``, or ``"sum_row"``."""
+        return ("",)
 
     @abstractmethod
     def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
@@ -47,6 +53,24 @@ class Geometry(ABC):
     @abstractmethod
     def measure(self, g: Tensor) -> tuple[Tensor, ...]:
         """What a gradient adds to each statistic: real, float32 or wider."""
+
+    @property
+    def every(self) -> int:
+        """After how many steps `derive` is called again. At 1, what it returns is not kept."""
+        return 1
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """The names of what is derived from the statistics every few steps, and kept in between."""
+        return ()
+
+    def derived_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        """The shape of each."""
+        return ()
+
+    def derive(self, *statistics: Tensor) -> tuple[Tensor, ...]:
+        """What takes long to compute, and need not be exact in every step, such as a root."""
+        return ()
 
     @abstractmethod
     def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
@@ -105,7 +129,9 @@ class Geometry(ABC):
 
     def _try(self, shape: tuple[int, ...]) -> None:
         names, own = self.statistics, type(self).__name__
-        if not isinstance(names, tuple) or len(set(names)) != len(names) or not names:
+        if names == ():
+            self._lacks("scale to divide a step by: use it in SteepestDescent")
+        if not isinstance(names, tuple) or len(set(names)) != len(names):
             raise TypeError(
                 f"{own}.statistics must be a tuple of different names, such as ('row', 'column'), got {names!r}"
             )
@@ -149,7 +175,23 @@ class Geometry(ABC):
 
 @dataclass(frozen=True)
 class Diagonal(Geometry):
-    """A geometry whose metric multiplies each entry by a number, its scale."""
+    """A geometry whose metric multiplies each entry by a number, its scale.
+
+    Most scales are made from sums of squares over the blocks of one or more partitions. A subclass names these
+    `partitions`, and everything but `scale` follows. A subclass that measures something else implements
+    `statistic_shapes` and `measure` instead.
+    """
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions whose sums of squares are the statistics, in their order."""
+        return ()
+
+    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        return tuple([partition.statistic_shape(shape) for partition in self.partitions])
+
+    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
+        return tuple([partition.statistic(g) for partition in self.partitions])
 
     @abstractmethod
     def scale(self, *statistics: Tensor) -> Tensor:

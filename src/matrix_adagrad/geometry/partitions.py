@@ -53,6 +53,10 @@ class Partition(Diagonal):
         """The shape of `view`: ``shape``, with dimensions split where a block spans only part of one."""
         return tuple(shape)
 
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        return (self,)
+
     def on(self, shape: Shape) -> Partition:
         return self
 
@@ -64,9 +68,6 @@ class Partition(Diagonal):
         """
         dims = self.dims(shape)
         return tuple(1 if d in dims else size for d, size in enumerate(self.cut(shape)))
-
-    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
-        return (self.statistic_shape(shape),)
 
     def members(self, shape: Shape) -> int:
         """How many entries share one scale.
@@ -102,9 +103,6 @@ class Partition(Diagonal):
                 [ 4.]])
         """
         return sum_squares(self.view(x).to(wide_dtype(x.dtype)), self.dims(x.shape))
-
-    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
-        return (self.statistic(g),)
 
     def scale(self, *statistics: Tensor) -> Tensor:
         return root(*statistics)

@@ -1,0 +1,157 @@
+r"""The paper's proximal functions with a full metric, which couples rows or columns.
+
+.. math:: \psi_C(X) = \tfrac12 \langle X, H X \rangle, \quad H = \big(\textstyle\sum_k G_k G_k^\top\big)^{1/2}
+    \qquad\text{or}\qquad
+    \psi_D(X) = \tfrac12 \langle X, X H \rangle, \quad H = \big(\textstyle\sum_k G_k^\top G_k\big)^{1/2}
+
+The diagonal of the first is `Row`, that of the second `Column`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.geometry.base import Geometry, Shape
+from matrix_adagrad.geometry.squares import wide_dtype
+
+__all__ = ["Full", "RootWarning"]
+
+Side = Literal["row", "column", "smaller"]
+
+
+class RootWarning(UserWarning):
+    """A matrix root could not be computed, and its diagonal was taken instead."""
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Geometry):
+    """A full metric for one side of a matrix: one-sided Shampoo with the square root, or ASGO. It keeps k² numbers.
+
+    Tensors of more than two dimensions are batches of matrices. Vectors and scalars are scaled entry by entry.
+
+    The metric needs an eigendecomposition, whose cost is of the order k³. Eigenvalues below the rounding error of the
+    largest one count as that error. Where a decomposition fails, a `RootWarning` says so, and that step takes the
+    metric's diagonal.
+
+    Args:
+        side: ``"row"`` for H on the left, m×m; ``"column"`` for H on the right, n×n; ``"smaller"`` for the smaller one.
+        every: decompose every so many steps, and keep eigenvalues and eigenvectors in between: k² + k numbers more.
+        block: the largest side that is taken as a whole. A larger one is cut into equal blocks of neighbouring rows or
+            columns, which are not coupled with each other.
+
+    Example:
+        >>> Full("row").statistic_shapes((6, 4)), Full("smaller").statistic_shapes((6, 4))
+        (((1, 6, 6),), ((1, 4, 4),))
+        >>> Full("row", block=512).statistic_shapes((1024, 64))
+        ((2, 512, 512),)
+    """
+
+    side: Side = "smaller"
+    every: int = 1
+    block: int = 2048
+
+    def __repr__(self) -> str:
+        given = [repr(self.side)] + [
+            f"{name}={getattr(self, name)}"
+            for name in ("every", "block")
+            if getattr(self, name) != getattr(type(self), name)
+        ]
+        return f"Full({', '.join(given)})"
+
+    def __post_init__(self) -> None:
+        if self.side not in ("row", "column", "smaller"):
+            raise ValueError(f"Full: side must be 'row', 'column' or 'smaller', got {self.side!r}")
+        for name in ("every", "block"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"Full: {name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"Full: {name} must be at least 1, got {value}")
+
+    @property
+    def transpose(self) -> Full:
+        other: Side = {"row": "column", "column": "row", "smaller": "smaller"}[self.side]  # type: ignore[assignment]
+        return Full(other, self.every, self.block)
+
+    def _is_row(self, shape: Shape) -> bool:
+        return self.side == "row" or (self.side == "smaller" and shape[-2] <= shape[-1])
+
+    def _grid(self, shape: Shape) -> tuple[int, int]:
+        """How many blocks there are, and their size."""
+        size = shape[-2] if self._is_row(shape) else shape[-1]
+        blocks = max(1, math.ceil(size / self.block))
+        return blocks, math.ceil(size / blocks)
+
+    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        blocks, size = self._grid(shape)
+        return ((*shape[:-2], blocks, size, size),)
+
+    def entries(self, shape: Shape) -> tuple[int, ...]:
+        return (shape[-1] if self._is_row(shape) else shape[-2],)
+
+    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
+        blocks = self._blocks(g)
+        return (blocks @ blocks.mH,)
+
+    def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        roots, vectors = self._decomposed(statistics)
+        s = roots[..., None] + eps
+        return self._multiplied(direction, vectors, torch.where(s == 0, 0, lr / torch.where(s == 0, 1, s)))
+
+    def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        roots, vectors = self._decomposed(statistics)
+        return self._multiplied(x, vectors, roots[..., None] + eps)
+
+    # ------------------------------------------------------------------------------------------------------ its root
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        return ("roots", "vectors") if self.every > 1 else ()
+
+    def derived_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        (square,) = self.statistic_shapes(shape)
+        return (square[:-1], square) if self.every > 1 else ()
+
+    def derive(self, *statistics: Tensor) -> tuple[Tensor, ...]:
+        """The eigenvalues of H and its eigenvectors."""
+        (products,) = statistics
+        try:
+            values, vectors = torch.linalg.eigh(products)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            warnings.warn(
+                f"{self!r}: no eigendecomposition of a {products.shape[-1]}×{products.shape[-1]} metric; its diagonal "
+                "is taken for this step. Are there infinite gradients?",
+                RootWarning,
+                stacklevel=2,
+            )
+            values = products.diagonal(dim1=-2, dim2=-1).real
+            return values.clamp(min=0).sqrt(), torch.eye(values.shape[-1]).to(products).expand_as(products)
+        rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp(min=0)
+        return torch.maximum(values, rounding).sqrt(), vectors
+
+    def _decomposed(self, statistics: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        roots, vectors = statistics[1:] if len(statistics) > 1 else self.derive(*statistics)
+        return roots, vectors
+
+    def _multiplied(self, x: Tensor, vectors: Tensor, factors: Tensor) -> Tensor:
+        """V · diag(factors) · Vᵀ · x, block by block."""
+        blocks: Tensor = vectors @ (factors * (vectors.mH @ self._blocks(x)))
+        matrix = blocks.flatten(-3, -2)
+        if self._is_row(x.shape):
+            return matrix[..., : x.shape[-2], :]
+        return matrix[..., : x.shape[-1], :].mH
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """The matrix with the side's entries as rows, cut into blocks; the last one is padded with zeros."""
+        x = x.to(wide_dtype(x.dtype))
+        matrix = x if self._is_row(x.shape) else x.mH
+        blocks, size = self._grid(x.shape)
+        padding = blocks * size - matrix.shape[-2]
+        matrix = torch.nn.functional.pad(matrix, (0, 0, 0, padding)) if padding else matrix
+        return matrix.reshape(*x.shape[:-2], blocks, size, matrix.shape[-1])

@@ -1,0 +1,112 @@
+r"""The spectral norm, in which the direction of steepest descent is the polar factor.
+
+.. math:: \|X\| = \sigma_{\max}(X), \qquad \|G\|_* = \sum_k \sigma_k(G), \qquad
+    \operatorname{argmax}_{\|X\| \le 1} \langle G, X \rangle = U V^\top \quad\text{for } G = U \Sigma V^\top.
+
+It keeps nothing: there is no statistic and no scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from matrix_adagrad.geometry.base import Geometry, Shape
+from matrix_adagrad.geometry.squares import wide_dtype
+
+__all__ = ["Spectral"]
+
+
+@dataclass(frozen=True, repr=False)
+class Spectral(Geometry):
+    r"""The spectral norm. `SteepestDescent` in it orthogonalizes the momentum, as Muon does.
+
+    The polar factor is computed by Newton–Schulz iterations. Each applies the odd polynomial
+    :math:`p(x) = a x + b x^3 + c x^5` to all singular values, which drives them towards 1, up to ±0.3 with the default
+    coefficients. Tensors of more than two dimensions are batches of matrices.
+
+    Args:
+        steps: the number of iterations. ``None`` takes the exact polar factor, by a singular value decomposition.
+        coefficients: a, b, c.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+        >>> Spectral().norm(x), Spectral().dual_norm(x)
+        (tensor(4.), tensor(7.))
+        >>> Spectral(steps=None).steepest(x)
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+
+    steps: int | None = 5
+    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+
+    def __repr__(self) -> str:
+        given = [] if self.steps == 5 else [f"steps={self.steps}"]
+        given += [] if self.coefficients == type(self).coefficients else [f"coefficients={self.coefficients}"]
+        return f"Spectral({', '.join(given)})"
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and (isinstance(self.steps, bool) or not isinstance(self.steps, int)):
+            raise TypeError(f"Spectral: steps must be an int or None, got {self.steps!r}")
+        if self.steps is not None and not 1 <= self.steps < 100:
+            raise ValueError(f"Spectral: steps must be from 1 to 99, got {self.steps}")
+        if len(self.coefficients) != 3:
+            raise ValueError(f"Spectral: coefficients must be three numbers, got {self.coefficients!r}")
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return ()
+
+    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        self._lacks("scale")
+
+    def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        self._lacks("scale")
+
+    @property
+    def transpose(self) -> Spectral:
+        return self
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The largest singular value of any matrix of the batch."""
+        values: Tensor = torch.linalg.svdvals(x.to(wide_dtype(x.dtype)))
+        return values.amax() if values.numel() else values.sum()
+
+    def dual_norm(self, x: Tensor) -> Tensor:
+        """The nuclear norm, the sum of all singular values."""
+        values: Tensor = torch.linalg.svdvals(x.to(wide_dtype(x.dtype)))
+        return values.sum()
+
+    def steepest(self, x: Tensor) -> Tensor:
+        """The polar factor UVᵀ of each matrix: exactly, or by Newton–Schulz iterations."""
+        if self.steps is None:
+            u, values, vh = torch.linalg.svd(x.to(wide_dtype(x.dtype)), full_matrices=False)
+            positive = values > values[..., :1] * (max(x.shape[-2:]) * torch.finfo(values.dtype).eps)
+            polar: Tensor = (u * positive[..., None, :]) @ vh
+            return polar.to(x.dtype)
+        # A CPU may be slow at products of bfloat16, or not have them. torch.optim.Muon takes bfloat16 everywhere.
+        is_narrow = x.device.type != "cpu" and x.dtype is not torch.float64
+        y = x.to(torch.bfloat16 if is_narrow else wide_dtype(x.dtype))
+        return newton_schulz(y, self.steps, self.coefficients).to(x.dtype)
+
+
+def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, float, float], eps: float = 1e-7) -> Tensor:
+    """Drive all singular values of each matrix towards 1, in the dtype of the matrix."""
+    a, b, c = coefficients
+    is_tall = x.shape[-2] > x.shape[-1]
+    y = (x.mT if is_tall else x).reshape(-1, min(x.shape[-2:]), max(x.shape[-2:]))
+    y = y / torch.linalg.matrix_norm(y, keepdim=True).clamp(min=eps)  # no singular value exceeds the Frobenius norm
+    for _ in range(steps):
+        gram = y @ y.mT
+        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+    return (y.mT if is_tall else y).reshape(x.shape)

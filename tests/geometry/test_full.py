@@ -1,0 +1,112 @@
+"""A full metric couples rows, or columns; its diagonal is the row-wise, or column-wise, one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from matrix_adagrad import Column, Full, MatrixAdaGrad, Row
+from matrix_adagrad.geometry import RootWarning
+
+SIDES = ("row", "column", "smaller")
+every_side = pytest.mark.parametrize("side", SIDES)
+shapes = st.sampled_from([(4, 6), (6, 4), (1, 5), (3, 4, 6)])
+
+
+def gradient(shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def metric(products):
+    values, vectors = torch.linalg.eigh(products)
+    return vectors @ torch.diag_embed(values.clamp(min=0).sqrt()) @ vectors.mT
+
+
+@given(shapes, st.integers(0, 2**16))
+def test_the_metric_is_the_root_of_the_summed_products(shape, seed):
+    gradients = [gradient(shape, seed + t) for t in range(8)]
+    x, identity = gradient(shape, seed + 99), torch.eye(max(shape), dtype=torch.float64)
+    for side in ("row", "column"):
+        geometry = Full(side)
+        products = sum(g @ g.mT if side == "row" else g.mT @ g for g in gradients)
+        h = metric(products) + 0.1 * identity[: products.shape[-1], : products.shape[-1]]
+        (statistic,) = (sum(parts) for parts in zip(*map(geometry.measure, gradients), strict=True))
+        by_hand = h @ x if side == "row" else x @ h
+        torch.testing.assert_close(geometry.weigh(x, 0.1, statistic), by_hand, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(geometry.precondition(by_hand, 2.0, 0.1, statistic), 2 * x, rtol=1e-6, atol=1e-8)
+
+
+@every_side
+@given(shape=shapes, seed=st.integers(0, 2**16))
+def test_the_transpose_has_the_other_side(side, shape, seed):
+    g, geometry = gradient(shape, seed), Full(side)
+    straight = geometry.precondition(g, 1.0, 0.1, *geometry.measure(g))
+    turned = geometry.transpose.precondition(g.mT, 1.0, 0.1, *geometry.transpose.measure(g.mT))
+    torch.testing.assert_close(turned.mT, straight)
+    assert geometry.transpose.transpose == geometry
+
+
+@pytest.mark.parametrize(("side", "partition"), [("row", Row()), ("column", Column())])
+def test_its_diagonal_is_the_partitions_statistic(side, partition):
+    g = gradient((4, 6))
+    ((products,),) = Full(side).measure(g)
+    torch.testing.assert_close(products.diagonal(), partition.statistic(g).flatten())
+
+
+def test_smaller_takes_the_smaller_side():
+    assert Full("smaller").statistic_shapes((6, 4)) == ((1, 4, 4),)
+    assert Full("smaller").statistic_shapes((4, 6)) == ((1, 4, 4),)
+
+
+def test_large_sides_are_cut_into_blocks_that_are_not_coupled():
+    g = gradient((7, 5))
+    geometry = Full("row", block=3)
+    assert geometry.statistic_shapes((7, 5)) == ((3, 3, 3),)  # the last block is padded
+    step = geometry.precondition(g, 1.0, 0.1, *geometry.measure(g))
+    parts = [Full("row").precondition(part, 1.0, 0.1, *Full("row").measure(part)) for part in g.split(3)]
+    torch.testing.assert_close(step, torch.cat(parts))
+
+
+def test_orthogonal_rows_of_a_single_gradient_take_steps_of_length_one():
+    g = torch.diag(torch.tensor([3.0, 4.0, 0.5], dtype=torch.float64))
+    x = torch.nn.Parameter(torch.zeros(3, 3).double())
+    optimizer = MatrixAdaGrad([x], lr=1.0, geometry=Full("row"), eps=0.0)
+    x.grad = g
+    optimizer.step()
+    torch.testing.assert_close(x.detach(), -torch.eye(3).double())
+
+
+def test_a_metric_without_full_rank_is_stable_in_float32():
+    torch.manual_seed(0)
+    x = torch.nn.Parameter(torch.zeros(64, 4))
+    optimizer = MatrixAdaGrad([x], lr=1.0, geometry=Full("row"), eps=0.0)
+    for _ in range(3):
+        x.grad = torch.randn(64, 4)
+        optimizer.step()
+    assert x.isfinite().all()
+    assert x.abs().max() < 3  # three steps whose singular values are at most one
+
+
+def test_a_failed_root_is_said_and_the_diagonal_is_taken(monkeypatch):
+    def fails(products):  # noqa: ARG001
+        raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+    g = gradient((4, 6))
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    with pytest.warns(RootWarning, match="no eigendecomposition of a 4×4 metric"):
+        step = Full("row").precondition(g, 1.0, 0.1, *Full("row").measure(g))
+    by_row = Row().precondition(g, 1.0, 0.1, *Row().measure(g))
+    torch.testing.assert_close(step, by_row)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"side": "left"}, ValueError, "side must be 'row', 'column' or 'smaller', got 'left'"),
+        ({"every": 0}, ValueError, "every must be at least 1, got 0"),
+        ({"block": 2.0}, TypeError, "block must be an int, got 2.0"),
+    ],
+)
+def test_wrong_values_are_named(options, error, words):
+    with pytest.raises(error, match=words):
+        Full(**options)
