@@ -161,8 +161,15 @@ class Geometry(ABC):
         """The dual of `norm`."""
         self._lacks("dual norm")
 
-    def steepest(self, x: Tensor) -> Tensor:
-        """The direction of steepest descent: the point with `norm` at most 1 that maximizes ⟨X, ·⟩."""
+    def steepest(self, x: Tensor, floor: float = 0.0) -> Tensor:
+        """The direction of steepest descent: the point with `norm` at most 1 that maximizes ⟨X, ·⟩.
+
+        A positive ``floor`` shortens it where x has died away, in comparison with the rest of x.
+        """
+        self._lacks("direction of steepest descent")
+
+    def steepest_rms(self, shape: Shape) -> float:
+        """The root mean square of the entries of `steepest`, if none of x is 0."""
         self._lacks("direction of steepest descent")
 
     def _lacks(self, what: str) -> NoReturn:

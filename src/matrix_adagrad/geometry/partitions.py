@@ -170,15 +170,25 @@ class Partition(Diagonal):
         """
         return self.statistic(x).sqrt().sum()
 
-    def steepest(self, x: Tensor) -> Tensor:
+    def steepest(self, x: Tensor, floor: float = 0.0) -> Tensor:
         r"""The direction of steepest descent in `norm`, :math:`X_b / \|X_b\|_2` for each block.
+
+        With a floor, a block is divided by no less than ``floor`` times the root mean square of all blocks' lengths: a
+        block that is much shorter than the others then takes a shorter step.
 
         >>> import torch
         >>> Row().steepest(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
         """
-        return self.precondition(x.to(wide_dtype(x.dtype)), 1.0, 0.0, self.statistic(x)).to(x.dtype)
+        squares = self.statistic(x)
+        if floor:
+            squares = squares.clamp(min=floor**2 * squares.mean())
+        return self.precondition(x.to(wide_dtype(x.dtype)), 1.0, 0.0, squares).to(x.dtype)
+
+    def steepest_rms(self, shape: Shape) -> float:
+        """The root mean square of the entries of `steepest`: 1/√n for blocks of n entries."""
+        return 1 / math.sqrt(max(1, self.members(shape)))
 
 
 @dataclass(frozen=True)

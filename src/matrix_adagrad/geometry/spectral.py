@@ -8,6 +8,7 @@ It keeps nothing: there is no statistic and no scale.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -87,8 +88,14 @@ class Spectral(Geometry):
         values: Tensor = torch.linalg.svdvals(x.to(wide_dtype(x.dtype)))
         return values.sum()
 
-    def steepest(self, x: Tensor) -> Tensor:
-        """The polar factor UVᵀ of each matrix: exactly, or by Newton–Schulz iterations."""
+    def steepest_rms(self, shape: Shape) -> float:
+        """The root mean square of the polar factor's entries: 1/√max(m, n) at full rank."""
+        return 1 / math.sqrt(max(1, *shape[-2:]))
+
+    def steepest(self, x: Tensor, floor: float = 0.0) -> Tensor:
+        """The polar factor UVᵀ of each matrix: exactly, or by Newton–Schulz iterations. It has no floor."""
+        if floor:
+            raise ValueError(f"{self!r} has no blocks to compare with each other: leave floor=0, got {floor}")
         if self.steps is None:
             u, values, vh = torch.linalg.svd(x.to(wide_dtype(x.dtype)), full_matrices=False)
             positive = values > values[..., :1] * (max(x.shape[-2:]) * torch.finfo(values.dtype).eps)
