@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -57,12 +57,8 @@ class Full(Geometry):
     block: int = 2048
 
     def __repr__(self) -> str:
-        given = [repr(self.side)] + [
-            f"{name}={getattr(self, name)}"
-            for name in ("every", "block")
-            if getattr(self, name) != getattr(type(self), name)
-        ]
-        return f"Full({', '.join(given)})"
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:] if getattr(self, f.name) != f.default]
+        return f"Full({', '.join([repr(self.side), *changed])})"
 
     def __post_init__(self) -> None:
         if self.side not in ("row", "column", "smaller"):
@@ -155,3 +151,6 @@ class Full(Geometry):
         padding = blocks * size - matrix.shape[-2]
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, padding)) if padding else matrix
         return matrix.reshape(*x.shape[:-2], blocks, size, matrix.shape[-1])
+
+
+torch.serialization.add_safe_globals([Full])  # for wrappers that save parameter groups as they are

@@ -9,7 +9,7 @@ It keeps nothing: there is no statistic and no scale.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Spectral(Geometry):
     Args:
         steps: the number of iterations. ``None`` takes the exact polar factor, by a singular value decomposition.
         coefficients: a, b, c.
+        dtype: of the iterations. ``None`` takes float32 on a CPU, which may be slow at products of bfloat16 or not have
+            them, and bfloat16 elsewhere. `torch.optim.Muon` takes bfloat16 everywhere. Double precision and complex numbers stay as they are.
 
     Example:
         >>> import torch
@@ -44,11 +46,11 @@ class Spectral(Geometry):
 
     steps: int | None = 5
     coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+    dtype: torch.dtype | None = None
 
     def __repr__(self) -> str:
-        given = [] if self.steps == 5 else [f"steps={self.steps}"]
-        given += [] if self.coefficients == type(self).coefficients else [f"coefficients={self.coefficients}"]
-        return f"Spectral({', '.join(given)})"
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Spectral({', '.join(changed)})"
 
     def __post_init__(self) -> None:
         if self.steps is not None and (isinstance(self.steps, bool) or not isinstance(self.steps, int)):
@@ -101,19 +103,22 @@ class Spectral(Geometry):
             positive = values > values[..., :1] * (max(x.shape[-2:]) * torch.finfo(values.dtype).eps)
             polar: Tensor = (u * positive[..., None, :]) @ vh
             return polar.to(x.dtype)
-        # A CPU may be slow at products of bfloat16, or not have them. torch.optim.Muon takes bfloat16 everywhere.
-        is_narrow = x.device.type != "cpu" and x.dtype is not torch.float64
-        y = x.to(torch.bfloat16 if is_narrow else wide_dtype(x.dtype))
+        narrow = torch.float32 if x.device.type == "cpu" else torch.bfloat16
+        is_real = wide_dtype(x.dtype) is torch.float32  # and not double precision
+        y = x.to(self.dtype or narrow) if is_real else x
         return newton_schulz(y, self.steps, self.coefficients).to(x.dtype)
+
+
+torch.serialization.add_safe_globals([Spectral])  # for wrappers that save parameter groups as they are
 
 
 def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, float, float], eps: float = 1e-7) -> Tensor:
     """Drive all singular values of each matrix towards 1, in the dtype of the matrix."""
     a, b, c = coefficients
     is_tall = x.shape[-2] > x.shape[-1]
-    y = (x.mT if is_tall else x).reshape(-1, min(x.shape[-2:]), max(x.shape[-2:]))
+    y = (x.mH if is_tall else x).reshape(-1, min(x.shape[-2:]), max(x.shape[-2:]))
     y = y / torch.linalg.matrix_norm(y, keepdim=True).clamp(min=eps)  # no singular value exceeds the Frobenius norm
     for _ in range(steps):
-        gram = y @ y.mT
+        gram = y @ y.mH
         y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
-    return (y.mT if is_tall else y).reshape(x.shape)
+    return (y.mH if is_tall else y).reshape(x.shape)
