@@ -1,4 +1,4 @@
-"""Known optimizers are pairs of a geometry and a family. Each row of docs/family.md that needs torch alone is a test."""
+"""Known optimizers are pairs of a geometry and a family: the rows of docs/family.md that need torch alone."""
 
 import math
 
@@ -26,7 +26,7 @@ def gradients(shape):
         yield torch.randn(shape, generator=generator, dtype=torch.float64) * rows.exp() * columns.exp()
 
 
-def train(optimizer, x, before=lambda optimizer, x, t: None):
+def train(optimizer, x, before=lambda *_: None):
     for t, g in enumerate(gradients(x.shape), start=1):
         before(optimizer, x, t)
         x.grad = g
