@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch.optim.optimizer import ParamsT
 
@@ -68,9 +68,6 @@ class MatrixAdaGrad(MatrixOptimizer):
     @takes(AdaGradConfig)
     def __init__(self, params: ParamsT, config: AdaGradConfig) -> None:
         super().__init__(params, config)
-
-    def _start(self, group: dict[str, Any]) -> float:
-        return float(group["initial_accumulator_value"])
 
 
 class RowAdaGrad(MatrixAdaGrad):
