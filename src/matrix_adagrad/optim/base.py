@@ -35,6 +35,7 @@ class MatrixOptimizer(StatefulOptimizer):
     """The base of all optimizers in this package. A subclass defines its options and the state it keeps."""
 
     CONFIG: ClassVar[type[Config]]
+    GEOMETRY: ClassVar[Geometry | None] = None  # if the class has only one
 
     def __init__(self, params: ParamsT, config: Config) -> None:
         if isinstance(params, Module):
@@ -42,7 +43,7 @@ class MatrixOptimizer(StatefulOptimizer):
                 f"params must be parameters, got the module {type(params).__name__}: give its .parameters()"
             )
         defaults = {name: getattr(config, name) for name in config.OPTIONS}
-        defaults["geometry"] = as_geometry(config.geometry)
+        defaults["geometry"] = self.GEOMETRY or as_geometry(defaults["geometry"])
         check_options(defaults)
         self._make_caches()
         super().__init__(params, defaults)
@@ -51,7 +52,7 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _make_caches(self) -> None:
         """Caches from the last step. They are never saved."""
-        self._option_values = operator.itemgetter(*dict.fromkeys([*self.CONFIG.OPTIONS, "geometry"]))
+        self._option_values = operator.itemgetter(*dict.fromkeys(["geometry", *self.CONFIG.OPTIONS]))
         self._streams = Streams(type(self).__name__)
         self._kept: list[UpdateCache] = []  # of each group
 
@@ -63,11 +64,6 @@ class MatrixOptimizer(StatefulOptimizer):
         self._streams.place(param for group in self.param_groups for param in group["params"])
 
     # ---------------------------------------------------------------------------------------------------------- groups
-
-    @classmethod
-    def fixed_geometry(cls) -> Geometry | None:
-        """The geometry, if the class has only one."""
-        return None if "geometry" in cls.CONFIG.OPTIONS else as_geometry(cls.CONFIG().geometry)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group with its own options. A refused group leaves no trace."""
@@ -96,11 +92,11 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _check_geometry(self, group: dict[str, Any]) -> None:
         group["geometry"] = as_geometry(group["geometry"])
-        if self.fixed_geometry() not in (None, group["geometry"]):
+        if self.GEOMETRY not in (None, group["geometry"]):
             bases: Any = type(self).__mro__
-            general = next(cls for cls in bases if cls.fixed_geometry() is None)
+            general = next(cls for cls in bases if cls.GEOMETRY is None)
             raise ValueError(
-                f"{type(self).__name__} scales by {self.fixed_geometry()}, and a group asks for {group['geometry']}: "
+                f"{type(self).__name__} scales by {self.GEOMETRY}, and a group asks for {group['geometry']}: "
                 f"use {general.__name__} for a geometry per group"
             )
 
