@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
 from matrix_adagrad.native.matrices import NotCoveredError
-from matrix_adagrad.optim.step.config import AdaGradConfig, MomentumConfig
+from matrix_adagrad.optim.step.config import MatrixAdaGradConfig, MatrixMomentumConfig
 from matrix_adagrad.optim.step.dispatch import NATIVE, REFERENCE, SPARSE
 from matrix_adagrad.optim.step.update import Update
 from tests.optim.training import assert_bitwise
@@ -36,10 +36,10 @@ def configs(draw, geometries=GEOMETRIES):
         "maximize": draw(st.booleans()),
     }
     if draw(st.booleans()):
-        return AdaGradConfig(**options)
+        return MatrixAdaGradConfig(**options)
     betas = draw(st.sampled_from([(0.9, 0.99), (0.0, 0.5), (0.5, 0.0)]))
     flags = {"bias_correction": draw(st.booleans()), "nesterov": draw(st.booleans())}
-    return MomentumConfig(betas=betas, **flags, **options)
+    return MatrixMomentumConfig(betas=betas, **flags, **options)
 
 
 LAYOUTS = {
@@ -169,5 +169,5 @@ def batches(draw):
 def a_config(geometry: Geometry, betas=None, bias_correction=False, **options):
     given = {"geometry": geometry, "lr": 0.1, "eps": 1e-10, **options}
     if betas is None:
-        return AdaGradConfig(**given)
-    return MomentumConfig(betas=betas, bias_correction=bias_correction, **given)
+        return MatrixAdaGradConfig(**given)
+    return MatrixMomentumConfig(betas=betas, bias_correction=bias_correction, **given)

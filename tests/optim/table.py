@@ -50,7 +50,7 @@ class Entrant:
 
     @property
     def geometry(self) -> Geometry:
-        return self.cls.fixed_geometry() or self.options["geometry"]
+        return self.cls.GEOMETRY or self.options["geometry"]
 
     def __str__(self) -> str:
         return self.cls.__name__ + "".join(f"-{geometry}" for geometry in self.options.values())

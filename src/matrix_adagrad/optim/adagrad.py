@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch.optim.optimizer import ParamsT
 
+from matrix_adagrad.geometry import Column, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.step.config import AdaGradConfig, ColumnAdaGradConfig, Config, RowAdaGradConfig, takes
+from matrix_adagrad.optim.step.config import AdaGradConfig, Config, MatrixAdaGradConfig, takes
 
 __all__ = ["ColumnAdaGrad", "MatrixAdaGrad", "RowAdaGrad"]
 
@@ -62,15 +63,12 @@ class MatrixAdaGrad(MatrixOptimizer):
         torch.Size([1000, 1])
     """
 
-    CONFIG: ClassVar[type[Config]] = AdaGradConfig
+    CONFIG: ClassVar[type[Config]] = MatrixAdaGradConfig
     STATISTIC = "sum"
 
-    @takes(AdaGradConfig)
-    def __init__(self, params: ParamsT, config: AdaGradConfig) -> None:
-        super().__init__(params, config)
-
-    def _start(self, group: dict[str, Any]) -> float:
-        return float(group["initial_accumulator_value"])
+    @takes(MatrixAdaGradConfig)
+    def __init__(self, params: ParamsT, config: MatrixAdaGradConfig) -> None:
+        MatrixOptimizer.__init__(self, params, config)
 
 
 class RowAdaGrad(MatrixAdaGrad):
@@ -93,10 +91,10 @@ class RowAdaGrad(MatrixAdaGrad):
                 [ 0.0000,  0.0000]])
     """
 
-    CONFIG = RowAdaGradConfig
+    CONFIG, GEOMETRY = AdaGradConfig, Row()
 
-    @takes(RowAdaGradConfig)
-    def __init__(self, params: ParamsT, config: RowAdaGradConfig) -> None:
+    @takes(AdaGradConfig)
+    def __init__(self, params: ParamsT, config: AdaGradConfig) -> None:
         MatrixOptimizer.__init__(self, params, config)
 
 
@@ -120,8 +118,8 @@ class ColumnAdaGrad(MatrixAdaGrad):
                 [-0.8000,  0.0000]])
     """
 
-    CONFIG = ColumnAdaGradConfig
+    CONFIG, GEOMETRY = AdaGradConfig, Column()
 
-    @takes(ColumnAdaGradConfig)
-    def __init__(self, params: ParamsT, config: ColumnAdaGradConfig) -> None:
+    @takes(AdaGradConfig)
+    def __init__(self, params: ParamsT, config: AdaGradConfig) -> None:
         MatrixOptimizer.__init__(self, params, config)

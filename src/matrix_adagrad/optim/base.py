@@ -23,7 +23,7 @@ from matrix_adagrad.optim.keywords import refuse_unknown
 from matrix_adagrad.optim.state import STEP, StatefulOptimizer
 from matrix_adagrad.optim.step.cache import UpdateCache
 from matrix_adagrad.optim.step.config import Config, check_options
-from matrix_adagrad.optim.step.dispatch import StepPlan
+from matrix_adagrad.optim.step.dispatch import GroupPlan, run
 from matrix_adagrad.optim.step.update import Update, is_sharded
 from matrix_adagrad.optim.streams import Streams
 from matrix_adagrad.torch_private import sparse_indices, stored_entries
@@ -35,6 +35,7 @@ class MatrixOptimizer(StatefulOptimizer):
     """The base of all optimizers in this package. A subclass defines its options and the state it keeps."""
 
     CONFIG: ClassVar[type[Config]]
+    GEOMETRY: ClassVar[Geometry | None] = None  # if the class has only one
 
     def __init__(self, params: ParamsT, config: Config) -> None:
         if isinstance(params, Module):
@@ -42,7 +43,7 @@ class MatrixOptimizer(StatefulOptimizer):
                 f"params must be parameters, got the module {type(params).__name__}: give its .parameters()"
             )
         defaults = {name: getattr(config, name) for name in config.OPTIONS}
-        defaults["geometry"] = as_geometry(config.geometry)
+        defaults["geometry"] = self.GEOMETRY or as_geometry(defaults["geometry"])
         check_options(defaults)
         self._make_caches()
         super().__init__(params, defaults)
@@ -51,7 +52,7 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _make_caches(self) -> None:
         """Caches from the last step. They are never saved."""
-        self._option_values = operator.itemgetter(*dict.fromkeys([*self.CONFIG.OPTIONS, "geometry"]))
+        self._option_values = operator.itemgetter(*dict.fromkeys(["geometry", *self.CONFIG.OPTIONS]))
         self._streams = Streams(type(self).__name__)
         self._kept: list[UpdateCache] = []  # of each group
 
@@ -63,11 +64,6 @@ class MatrixOptimizer(StatefulOptimizer):
         self._streams.place(param for group in self.param_groups for param in group["params"])
 
     # ---------------------------------------------------------------------------------------------------------- groups
-
-    @classmethod
-    def fixed_geometry(cls) -> Geometry | None:
-        """The geometry, if the class has only one."""
-        return None if "geometry" in cls.CONFIG.OPTIONS else as_geometry(cls.CONFIG().geometry)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group with its own options. A refused group leaves no trace."""
@@ -96,11 +92,11 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _check_geometry(self, group: dict[str, Any]) -> None:
         group["geometry"] = as_geometry(group["geometry"])
-        if self.fixed_geometry() not in (None, group["geometry"]):
+        if self.GEOMETRY not in (None, group["geometry"]):
             bases: Any = type(self).__mro__
-            general = next(cls for cls in bases if cls.fixed_geometry() is None)
+            general = next(cls for cls in bases if cls.GEOMETRY is None)
             raise ValueError(
-                f"{type(self).__name__} scales by {self.fixed_geometry()}, and a group asks for {group['geometry']}: "
+                f"{type(self).__name__} scales by {self.GEOMETRY}, and a group asks for {group['geometry']}: "
                 f"use {general.__name__} for a geometry per group"
             )
 
@@ -115,16 +111,15 @@ class MatrixOptimizer(StatefulOptimizer):
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         geometry.check_fits(name, param.shape)
-        if group.get("initial_accumulator_value") and not isinstance(geometry.on(param.shape), Diagonal):
-            raise ValueError(
-                f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave initial_accumulator_value=0"
-            )
-        if domain is None:
-            return
-        if domain.depends_on_metric and not isinstance(geometry.on(param.shape), Diagonal):
-            raise ValueError(f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave domain=None")
-        whole = torch.empty(param.shape, dtype=param.dtype, device="meta") if is_sharded(param) else param
-        domain.check_fits(name, whole)
+        needs_scales = {
+            "initial_accumulator_value=0": group.get("initial_accumulator_value"),
+            "domain=None": domain is not None and domain.depends_on_metric,
+        }
+        for remedy, is_needed in needs_scales.items():
+            if is_needed and not isinstance(geometry.on(param.shape), Diagonal):
+                raise ValueError(f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave {remedy}")
+        if domain is not None:
+            domain.check_fits(name, torch.empty(param.shape, dtype=param.dtype, device="meta"))
 
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         self._check_fits(name, param, group)  # a lazy parameter had no shape before
@@ -136,26 +131,25 @@ class MatrixOptimizer(StatefulOptimizer):
         domain = group["domain"]
         if domain is None or param.is_meta:
             return
-        x, own, outside, is_shard = param.detach(), domain, 0.0, False
+        x, domain_here, is_shard = param.detach(), domain, False
         if is_sharded(param):
             from matrix_adagrad.optim import sharding
 
-            x, own, is_shard = sharding.domain_of_shard(x, domain)
-            outside = sharding.sum_over_shards(float(not own.contains(x)), param)
-        else:
-            outside = float(not own.contains(x))
-        if not outside:
+            x, domain_here, is_shard = sharding.domain_of_shard(x, domain)
+
+        def total(number: float) -> float:
+            return sharding.sum_over_shards(number, param) if is_shard else number
+
+        if not total(float(not domain_here.contains(x))):
             return
         if not group["project_start"]:
-            distance = own.distance(x)
-            if is_shard:
-                distance = math.sqrt(sharding.sum_over_shards(distance**2, param))
+            distance = math.sqrt(total(domain_here.distance(x) ** 2))
             raise ValueError(
                 f"{name} starts outside {domain!r}, at a distance of {distance:.4g}: "
                 "start it inside, or pass project_start=True"
             )
         with torch.no_grad():
-            x.copy_(own.project(x))
+            x.copy_(domain_here.project(x))
             if is_sharded(param) and not is_shard:
                 param.to_local().copy_(sharding.shards_of(x, param))
 
@@ -178,19 +172,15 @@ class MatrixOptimizer(StatefulOptimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            plan = StepPlan()
             if torch.compiler.is_compiling():
-                for group in self.param_groups:
-                    config = self.CONFIG.of_group(group)
-                    plan.add(self._traced_updates(group, config), config)
-                plan.run()
+                configs = [self.CONFIG.of_group(group) for group in self.param_groups]
+                groups = zip(self.param_groups, configs, strict=True)
+                run([GroupPlan(self._updates(group, config), config) for group, config in groups])
                 return loss
             # Taken out while the step runs: another thread makes updates of its own, and a failed step leaves none.
             kept, self._kept = self._kept[: len(self.param_groups)], []
             caches = [self._collect(*pair) for pair in itertools.zip_longest(self.param_groups, kept)]
-            for cache in caches:
-                plan.add(cache.updates, cache.config)
-            plan.run()
+            run([GroupPlan(cache.updates, cache.config) for cache in caches])
             self._kept = [cache.released() for cache in caches]
         return loss
 
@@ -215,24 +205,21 @@ class MatrixOptimizer(StatefulOptimizer):
         return known
 
     def _updates(self, group: dict[str, Any], config: Config) -> list[Update]:
-        return [self._update(i, group, config) for i, param in enumerate(group["params"]) if param.grad is not None]
-
-    def _traced_updates(self, group: dict[str, Any], config: Config) -> list[Update]:
-        """The same under torch.compile, which can trace lists of tensors."""
         params: list[Tensor] = []
         grads: list[Tensor] = []
         averages: list[Tensor] = []
         statistics: list[Tensor] = []
         steps: list[Tensor] = []
         self._init_group(group, params, grads, averages, statistics, steps)
-        updates, first = [], 0
+        updates, remaining = [], iter(statistics)
         for i, param in enumerate(params):
-            geometry = as_geometry(config.geometry).on(param.shape)
-            own = tuple(statistics[first : first + len(geometry.statistics)])
-            first += len(own)
-            average = averages[i] if averages else None
+            geometry = as_geometry(group["geometry"]).on(param.shape)
+            average, statistic = (
+                averages[i] if averages else None,
+                tuple([next(remaining) for _ in geometry.statistics]),
+            )
             divisors = _divisors(geometry, param.shape, config)
-            updates.append(Update(param, grads[i], average, own, steps[i], geometry, divisors))
+            updates.append(Update(param, grads[i], average, statistic, steps[i], geometry, divisors))
         return updates
 
     # torch.compile knows this method by name: it runs it eagerly, and traces what follows.
@@ -245,63 +232,45 @@ class MatrixOptimizer(StatefulOptimizer):
         statistics: list[Tensor],
         steps: list[Tensor],
     ) -> None:
-        """Put the tensors of the updates into the lists."""
+        """Put the parameters that have a gradient into the lists, with their gradients and state, all checked."""
         self._check_geometry(group)
-        for update in self._updates(group, self.CONFIG.of_group(group)):
-            params.append(update.param)
-            grads.append(update.grad)
-            averages.extend([] if update.average is None else [update.average])
-            statistics.extend(update.statistics)
-            steps.append(update.step)
+        for i, param in enumerate(group["params"]):
+            grad: Any = param.grad
+            if grad is None:
+                continue
+            if type(grad) is not Tensor and is_sharded(grad) and not is_sharded(param):
+                raise RuntimeError(
+                    f"{self._name(group, i)} is a plain tensor, and its gradient is a DTensor over {grad.placements}: "
+                    "pass the full tensor, grad.full_tensor()"
+                )
+            if grad.is_sparse:
+                self._check_sparse(self._name(group, i), param, grad, group["domain"])
+            state = self._state_of(group, i)
+            params.append(param)
+            grads.append(grad)
+            averages.extend([] if self.AVERAGE is None else [state[self.AVERAGE]])
+            statistics.extend([state[key] for key in self._statistic_keys(group["geometry"].on(param.shape))])
+            steps.append(state[STEP])
 
-    def _update(self, i: int, group: dict[str, Any], config: Config) -> Update:
-        """A parameter, its gradient and its state, all checked."""
-        param = group["params"][i]
-        grad = param.grad
-        if type(grad) is not Tensor and is_sharded(grad) and not is_sharded(param):
-            placements: Any = grad
-            raise RuntimeError(
-                f"{self._name(group, i)} is a plain tensor, and its gradient is a DTensor over "
-                f"{placements.placements}: pass the full tensor, grad.full_tensor()"
-            )
-        if not self.state.get(param):
-            self._check_new(self._name(group, i), param, group)
-        if grad.is_sparse:
-            self._check_sparse(i, param, grad, group)
-        state, geometry = self._state_of(param, group), group["geometry"].on(param.shape)
-        statistics = tuple([state[key] for key in self._statistic_keys(geometry)])
-        shapes = _statistic_shapes(geometry, param.shape)
-        if tuple([v.shape for v in statistics]) != shapes:
-            shown = ", ".join(str(tuple(v.shape)) for v in statistics)
-            raise RuntimeError(
-                f"{self._name(group, i)} has shape {tuple(param.shape)} and geometry {geometry}, "
-                f"but its state has shape {shown}, made for another: make a new optimizer"
-            )
-        average = None if self.AVERAGE is None else state[self.AVERAGE]
-        divisors = _divisors(geometry, param.shape, config)
-        return Update(param, grad, average, statistics, state[STEP], geometry, divisors)
-
-    def _check_sparse(self, i: int, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        domain = group["domain"]
+    def _check_sparse(self, name: str, param: Tensor, grad: Tensor, domain: Domain | None) -> None:
         if self.defaults["differentiable"]:
             raise RuntimeError(
-                f"{self._name(group, i)} has a sparse gradient, and autograd cannot record its step: "
-                "leave differentiable=False, or make the layer with sparse=False"
+                f"{name} has a sparse gradient, and autograd cannot record its step: leave differentiable=False, or "
+                "make the layer with sparse=False"
             )
         if grad.sparse_dim() != 1:
             raise RuntimeError(
-                f"{self._name(group, i)} has a gradient with {grad.sparse_dim()} sparse dimensions, and only the first "
-                "one, the rows, may be sparse: give grad.to_dense(), or one like that of nn.Embedding(sparse=True)"
+                f"{name} has a gradient with {grad.sparse_dim()} sparse dimensions, and only the first one, the rows, "
+                "may be sparse: give grad.to_dense(), or one like that of nn.Embedding(sparse=True)"
             )
         if grad.is_cpu and stored_entries(grad):
             # Torch scans this few on one thread. In a forked process, the other threads do not exist.
             parts = sparse_indices(grad)[0].split(1 << 15 if native.threads() == 1 else stored_entries(grad))
             low, high = min(int(part.amin()) for part in parts), max(int(part.amax()) for part in parts)
-            if low < 0 or high >= param.shape[0]:
-                name, rows = self._name(group, i), param.shape[0]
-                raise IndexError(f"{name} has {rows} rows, and its sparse gradient has rows {low} to {high}")
+            if low < 0 or high >= len(param):
+                raise IndexError(f"{name} has {len(param)} rows, and its sparse gradient has rows {low} to {high}")
         if domain is not None and not domain.is_separable_by_rows(param.shape):
-            _say_that_all_rows_are_projected(self._name(group, i), domain)
+            _say_that_all_rows_are_projected(name, domain)
 
 
 @functools.cache
@@ -309,11 +278,6 @@ def _say_that_all_rows_are_projected(name: str, domain: Domain) -> None:
     logging.getLogger("matrix_adagrad").warning(
         "%s has sparse gradients, and %r ties its rows together: every step projects all of them", name, domain
     )
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _statistic_shapes(geometry: Geometry, shape: torch.Size) -> tuple[tuple[int, ...], ...]:
-    return geometry.statistic_shapes(shape)
 
 
 def _divisors(geometry: Geometry, shape: torch.Size, config: Config) -> tuple[int, ...]:

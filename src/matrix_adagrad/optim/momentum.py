@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from torch.optim.optimizer import ParamsT
 
+from matrix_adagrad.geometry import Column, Row
 from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.step.config import ColumnMomentumConfig, Config, MomentumConfig, RowMomentumConfig, takes
+from matrix_adagrad.optim.step.config import Config, MatrixMomentumConfig, MomentumConfig, takes
 
 __all__ = ["ColumnMomentum", "MatrixMomentum", "RowMomentum"]
 
@@ -47,13 +48,13 @@ class MatrixMomentum(MatrixOptimizer):
         {'step': (), 'exp_avg': (4, 16), 'exp_avg_sq': (4, 1)}
     """
 
-    CONFIG: ClassVar[type[Config]] = MomentumConfig
+    CONFIG: ClassVar[type[Config]] = MatrixMomentumConfig
     STATISTIC = "exp_avg_sq"
     AVERAGE = "exp_avg"
 
-    @takes(MomentumConfig)
-    def __init__(self, params: ParamsT, config: MomentumConfig) -> None:
-        super().__init__(params, config)
+    @takes(MatrixMomentumConfig)
+    def __init__(self, params: ParamsT, config: MatrixMomentumConfig) -> None:
+        MatrixOptimizer.__init__(self, params, config)
 
 
 class RowMomentum(MatrixMomentum):
@@ -72,10 +73,10 @@ class RowMomentum(MatrixMomentum):
                 [ 0.0000,  0.0000]])
     """
 
-    CONFIG = RowMomentumConfig
+    CONFIG, GEOMETRY = MomentumConfig, Row()
 
-    @takes(RowMomentumConfig)
-    def __init__(self, params: ParamsT, config: RowMomentumConfig) -> None:
+    @takes(MomentumConfig)
+    def __init__(self, params: ParamsT, config: MomentumConfig) -> None:
         MatrixOptimizer.__init__(self, params, config)
 
 
@@ -95,8 +96,8 @@ class ColumnMomentum(MatrixMomentum):
                 [-0.8000,  0.0000]])
     """
 
-    CONFIG = ColumnMomentumConfig
+    CONFIG, GEOMETRY = MomentumConfig, Column()
 
-    @takes(ColumnMomentumConfig)
-    def __init__(self, params: ParamsT, config: ColumnMomentumConfig) -> None:
+    @takes(MomentumConfig)
+    def __init__(self, params: ParamsT, config: MomentumConfig) -> None:
         MatrixOptimizer.__init__(self, params, config)

@@ -22,7 +22,7 @@ def plain(value: Any) -> Any:
     {'lr': 0.1, 'betas': (0.9, 0.99)}
     """
     if type(value) is dict:
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) in (int, float, bool) or not isinstance(value, Real):
@@ -30,48 +30,35 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def check_count(name: str, value: Any) -> None:
+def check_count(value: Any) -> None:
     """Check the number of steps."""
     number = value
     if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_meta):
         number = value.item()
-    if not (isinstance(number, int | float) and 0 <= number <= _MOST_STEPS and number == int(number)):
-        raise ValueError(
-            f"{name}: the saved {STEP!r} must be one whole number, at least 0, but is {_shown(value)}; "
-            "nothing was loaded"
-        )
+    is_valid = isinstance(number, int | float) and 0 <= number <= _MOST_STEPS and number == int(number)
+    _require(is_valid, STEP, "one whole number, at least 0", value)
 
 
-def check_array(name: str, key: str, value: Any, is_complex: bool) -> None:
+def check_array(key: str, value: Any, is_complex: bool) -> None:
     """Check a statistic or an average of gradients. The geometry checks its shape."""
-    if (
-        not isinstance(value, Tensor)
-        or value.layout is not torch.strided
-        or value.is_complex() != is_complex
-        or not (is_complex or value.is_floating_point())
-    ):
-        kind = "complex" if is_complex else "floating-point"
-        raise ValueError(
-            f"{name}: the saved {key!r} must be a dense {kind} tensor, but is {_shown(value)}; nothing was loaded"
-        )
+    is_array = isinstance(value, Tensor) and value.layout is torch.strided
+    is_valid = is_array and (value.is_complex() if is_complex else value.is_floating_point())
+    _require(is_valid, key, f"a dense {'complex' if is_complex else 'floating-point'} tensor", value)
 
 
-def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+def check_shape(value: Any, shape: tuple[int, ...]) -> None:
     """Check the parameter's saved shape, which older versions did not save."""
     if value is None:
         return
-    if not isinstance(value, Tensor) or value.dim() != 1 or value.dtype is not torch.int64:
-        raise ValueError(
-            f"{name}: the saved {SHAPE!r} must be a vector of int64, but is {_shown(value)}; nothing was loaded"
-        )
+    is_shape = isinstance(value, Tensor) and value.dim() == 1 and value.dtype is torch.int64
+    _require(is_shape, SHAPE, "a vector of int64", value)
     if tuple(value.tolist()) != shape:
-        raise ValueError(
-            f"{name}: the saved state is for a parameter of shape {tuple(value.tolist())}, but here it has shape "
-            f"{shape}; nothing was loaded"
-        )
+        raise ValueError(f"the saved parameter is of shape {tuple(value.tolist())}, but here it has shape {shape}")
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}, {value.layout}"
-    return repr(value)
+def _require(is_valid: bool, key: str, kind: str, value: Any) -> None:
+    if not is_valid:
+        shown = repr(value)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            shown = f"a tensor of shape {tuple(value.shape)}, {value.dtype}, {value.layout}"
+        raise ValueError(f"the saved {key!r} must be {kind}, but is {shown}")

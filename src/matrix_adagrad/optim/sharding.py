@@ -33,8 +33,8 @@ from matrix_adagrad.optim.streams import mixed
 from matrix_adagrad.torch_private import StridedShard
 
 __all__ = [
-    "Divided",
-    "add_up",
+    "SplitUpdate",
+    "all_reduce",
     "domain_of_shard",
     "empty_statistics",
     "gather",
@@ -180,7 +180,7 @@ def _pieces_of(param: DTensor, geometry: Partition) -> tuple[_Piece, ...]:
     return _pieces(geometry, param.shape, local(param).shape, param.device_mesh, param.placements, dist.get_rank())
 
 
-def localize(update: Update) -> Update | Divided:
+def localize(update: Update) -> Update | SplitUpdate:
     """Turn the step of a DTensor in a partition into a step of plain tensors on this rank."""
     param, geometry = update.param, update.geometry
     assert isinstance(param, DTensor)
@@ -192,18 +192,16 @@ def localize(update: Update) -> Update | Divided:
         (piece,) = pieces
         return _part(update, [x.view(piece.shape) for x in shards], statistic)
     mesh = param.device_mesh
-    divided = Divided(
-        replace(update, statistics=(statistic,)),
-        [_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided if mesh.size(dim) > 1],
-    )
+    groups = [_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided if mesh.size(dim) > 1]
+    split = SplitUpdate(replace(update, statistics=(statistic,)), groups)
     for number, piece in enumerate(pieces):
         parts = [x[piece.where].view(piece.shape) for x in shards]
         if parts[0].numel():
             part = _part(update, parts, statistic[piece.scales], number)
             part.sums = torch.empty_like(part.statistics[0])
-            divided.pieces.append(part)
-            divided.places.append(piece.scales)
-    return divided
+            split.pieces.append(part)
+            split.places.append(piece.scales)
+    return split
 
 
 def _part(update: Update, full_size: Sequence[Tensor], statistic: Tensor, number: int = 0) -> Update:
@@ -259,41 +257,38 @@ class _Group(NamedTuple):
 
 
 @dataclass
-class Divided:
+class SplitUpdate:
     """A parameter whose blocks span several ranks: sums are read, all-reduced over groups of ranks, then it moves."""
 
     update: Update  # with the local shard of the statistic
     groups: list[_Group]
     pieces: list[Update] = field(default_factory=list)
     places: list[tuple[slice, ...]] = field(default_factory=list)  # where each piece's scales are in the statistic
-    sums: Tensor = field(default_factory=lambda: torch.empty(0))
+    sums: Tensor = field(init=False)  # over the blocks
 
-    def put_together(self) -> None:
-        """Combine what was read from the pieces into sums over the blocks."""
-        statistic, sums = self.update.statistics[0], None
+    def add_up(self) -> None:
+        """Add up what was read from the pieces."""
+        self.sums = torch.zeros_like(self.update.statistics[0])
         for place, piece in zip(self.places, self.pieces, strict=True):
             assert piece.sums is not None
-            if sums is None and piece.sums.shape == statistic.shape:
-                sums = piece.sums
-            else:
-                sums = torch.zeros_like(statistic) if sums is None else sums
-                sums[place] += piece.sums
-        self.sums = torch.zeros_like(statistic) if sums is None else sums
+            self.sums[place] += piece.sums
 
 
-def add_up(parameters: Sequence[Divided]) -> Iterator[None]:
+def all_reduce(parameters: Sequence[SplitUpdate]) -> Iterator[None]:
     """All-reduce all sums, with one call per mesh dimension.
 
     Yields while a call is in flight, for work that does not need the sums.
     """
-    for group in dict.fromkeys(itertools.chain.from_iterable(divided.groups for divided in parameters)):
-        sums = [divided.sums for divided in parameters if group in divided.groups]
-        flat = torch.cat([own.flatten().to(group.device_type) for own in sums])
+    for parameter in parameters:
+        parameter.add_up()
+    for group in dict.fromkeys(itertools.chain.from_iterable(parameter.groups for parameter in parameters)):
+        sums = [parameter.sums for parameter in parameters if group in parameter.groups]
+        flat = torch.cat([part.flatten().to(group.device_type) for part in sums])
         call = dist.all_reduce(flat, group=group.processes, async_op=True)
         yield
         call.wait()
-        for own, total in zip(sums, flat.split([own.numel() for own in sums]), strict=True):
-            own.copy_(total.view(own.shape))
+        for part, total in zip(sums, flat.split([part.numel() for part in sums]), strict=True):
+            part.copy_(total.view(part.shape))
 
 
 # ------------------------------------------------------------------------------------------------------------- state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
@@ -44,11 +45,9 @@ class StatefulOptimizer(Optimizer):
         Checkpoints are then complete even before the first step, or if the model has unused parameters.
         """
         for group in self.param_groups:
-            for name, param in self._named(group):
+            for i, param in enumerate(group["params"]):
                 if param.requires_grad and not is_lazy(param):
-                    if not self.state.get(param):
-                        self._check_new(name, param, group)
-                    self._state_of(param, group)
+                    self._state_of(group, i)
 
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise an error that names the parameter if it cannot have a state."""
@@ -56,7 +55,11 @@ class StatefulOptimizer(Optimizer):
     def _statistic_keys(self, geometry: Geometry) -> tuple[str, ...]:
         return tuple([f"{self.STATISTIC}_{name}" if name else self.STATISTIC for name in geometry.statistics])
 
-    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+    def _state_of(self, group: dict[str, Any], i: int) -> dict[str, Tensor]:
+        """The state of a parameter of the group, made and checked."""
+        param = group["params"][i]
+        if not self.state.get(param):
+            self._check_new(self._name(group, i), param, group)
         state: dict[str, Tensor] = self.state[param]
         geometry, dtype = group["geometry"].on(param.shape), wide_dtype(param.dtype)
         keys = self._statistic_keys(geometry)
@@ -65,30 +68,24 @@ class StatefulOptimizer(Optimizer):
             if self.AVERAGE is not None:
                 state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
             for key, statistic in zip(keys, _empty_statistics(param, geometry), strict=True):
-                state[key] = statistic.fill_(self._start(group))
-        elif missing := [key for key in keys if key not in state]:
+                state[key] = statistic.fill_(group.get("initial_accumulator_value", 0.0))
+        elif tuple([state[key].shape for key in keys if key in state]) != _statistic_shapes(geometry, param.shape):
+            found = ", ".join(f"{key!r} of shape {tuple(v.shape)}" for key, v in state.items() if key != STEP)
             raise RuntimeError(
-                f"a parameter of shape {tuple(param.shape)} now has the geometry {geometry}, but its state lacks "
-                f"{', '.join(missing)}, because it was made for another: make a new optimizer"
+                f"{self._name(group, i)} has shape {tuple(param.shape)} and geometry {geometry}, "
+                f"but its state has {found}, made for another: make a new optimizer"
             )
         elif state[keys[0]].dtype is not param.dtype:  # a narrow or complex dtype, or one that has changed
             for key in (*keys, *filter(None, (self.AVERAGE,))):
                 state[key] = _followed(state[key], dtype)
         return state
 
-    def _start(self, group: dict[str, Any]) -> float:  # noqa: ARG002
-        """The statistic's initial value."""
-        return 0.0
-
     @staticmethod
     def _count(steps: Any, param: Tensor, group: dict[str, Any]) -> Tensor:
         """The number of steps, stored the way torch stores it."""
         dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
-        return (
-            torch.as_tensor(steps, dtype=dtype, device=param.device if group["capturable"] else "cpu")
-            .reshape(())
-            .clone()
-        )
+        device = param.device if group["capturable"] else "cpu"
+        return torch.as_tensor(steps, dtype=dtype, device=device).reshape(()).clone()
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
@@ -100,7 +97,7 @@ class StatefulOptimizer(Optimizer):
         if self.state:
             self.init_state()
         # Runs before all other post-hooks, so that users' hooks see what is saved.
-        handle = self.register_state_dict_post_hook(_add_what_is_saved, prepend=True)
+        handle = self.register_state_dict_post_hook(lambda _, saved: self._complete(saved), prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -119,6 +116,15 @@ class StatefulOptimizer(Optimizer):
         finally:
             handle.remove()
 
+    def _complete(self, state_dict: StateDict) -> None:
+        state = state_dict["state"]
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            saved |= {key: plain(value) for key, value in saved.items() if key != "params"}
+            saved |= {"geometry": str(group["geometry"]), "domain": _saved_domain(group)}
+            for param, index in zip(group["params"], saved["params"], strict=True):
+                if index in state:  # in a new dict: this one belongs to the optimizer
+                    state[index] = {**state[index], **self.shape_to_save(param, group)}
+
     def _prepare_to_load(self, state_dict: StateDict) -> StateDict:
         groups, saved_groups = self.param_groups, state_dict["param_groups"]
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
@@ -128,25 +134,21 @@ class StatefulOptimizer(Optimizer):
             names, saved_names = group.get("param_names") or [], saved.get("param_names") or []
             if names != saved_names and sorted(names) == sorted(saved_names):
                 raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
-            own = {key: group[key] for key in self.defaults}
-            merged = {
-                **own,
-                **refuse_foreign(saved, own),
-                **{key: own[key] for key in ("geometry", "domain", *RUN_OPTIONS)},
-            }
-            check_options(merged)
-            param_groups.append(merged)
+            options = {key: group[key] for key in self.defaults}
+            stay = {key: group[key] for key in ("geometry", "domain", *RUN_OPTIONS)}
+            param_groups.append({**options, **refuse_foreign(saved, options), **stay})
+            check_options(param_groups[-1])
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
-                self._check_loadable(name, param, group, saved, state.get(index))
+                try:
+                    self._check_loadable(param, group, saved, state.get(index))
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}; nothing was loaded") from None
                 if state.get(index) and SHAPE not in state[index] and self.shape_to_save(param, group):
                     is_ours, entries = "geometry" in saved, group["geometry"].on(param.shape).entries(param.shape)
                     shapeless += [name] * (is_ours or max(entries) > 1)  # others' full-size statistics show the shape
                 if index in state:
-                    state[index] = {
-                        key: _AsItIs(self._received(key, value, param, group))
-                        for key, value in state[index].items()
-                        if key != SHAPE
-                    }
+                    values = {key: value for key, value in state[index].items() if key != SHAPE}
+                    state[index] = {key: _AsItIs(self._received(key, values[key], param, group)) for key in values}
         if shapeless:
             warnings.warn(
                 f"the saved state does not record the shape of {shapeless[0]}{' and others' * (len(shapeless) > 1)}: "
@@ -156,59 +158,44 @@ class StatefulOptimizer(Optimizer):
         return {**state_dict, "state": state, "param_groups": param_groups}
 
     def _check_loadable(
-        self,
-        name: str,
-        param: Tensor,
-        group: dict[str, Any],
-        saved_group: dict[str, Any],
-        saved: dict[str, Any] | None,
+        self, param: Tensor, group: dict[str, Any], saved_group: dict[str, Any], saved: dict[str, Any] | None
     ) -> None:
-        geometry = group["geometry"]
-        own = geometry.on(param.shape)
-        statistics = self._statistic_keys(own)
-        needed = dict(zip(statistics, own.statistic_shapes(param.shape), strict=True))
+        geometry = group["geometry"].on(param.shape)
+        needed = dict(zip(self._statistic_keys(geometry), geometry.statistic_shapes(param.shape), strict=True))
         if self.AVERAGE is not None:
             needed[self.AVERAGE] = tuple(param.shape)
         if saved and {*saved, SHAPE} != {STEP, *needed, SHAPE}:
             found, wanted = (", ".join(key for key in keys if key != SHAPE) for keys in (saved, (STEP, *needed)))
-            raise ValueError(
-                f"{name}: the saved state has {found}, and {type(self).__name__} has {wanted}; nothing was loaded"
-            )
-        domain = None if group["domain"] is None else repr(group["domain"])
+            raise ValueError(f"the saved state has {found}, and {type(self).__name__} has {wanted}")
+        domain = _saved_domain(group)
         if saved_group.get("domain", domain) not in (domain, group["domain"]):
             raise ValueError(
-                f"{name}: the saved run had the domain {saved_group['domain']}, and here it is {domain}: give the same "
-                "domain, or take 'domain' out of the saved group; nothing was loaded"
+                f"the saved run had the domain {saved_group['domain']}, and here it is {domain}: give the same domain, "
+                "or take 'domain' out of the saved group"
             )
-        saved_geometry = str(saved_group.get("geometry", geometry))
+        asked = str(group["geometry"])
+        saved_geometry = str(saved_group.get("geometry", asked))
         if not saved:
-            if saved_geometry != str(geometry):
+            if saved_geometry != asked:
                 raise ValueError(
-                    f"{name}: the saved run has geometry {saved_geometry}, and this optimizer has geometry {geometry}; "
-                    "nothing was loaded"
+                    f"the saved run has geometry {saved_geometry}, and this optimizer has geometry {asked}"
                 )
             return
-        check_count(name, saved[STEP])
-        check_shape(name, saved.get(SHAPE), tuple(param.shape))
+        check_count(saved[STEP])
+        check_shape(saved.get(SHAPE), tuple(param.shape))
         for key, shape in needed.items():
-            check_array(name, key, saved[key], is_complex=key == self.AVERAGE and param.is_complex())
-            if (
-                key in statistics
-                and isinstance(own, Partition)
-                and not is_sharded(saved[key])
-                and (saved[key] < 0).any()
-            ):
-                raise ValueError(
-                    f"{name}: the saved {key!r} has numbers below 0, which squares cannot be; nothing was loaded"
-                )
-            saved_shape = tuple(saved[key].shape)
-            if saved_geometry != str(geometry) or saved_shape != shape:
+            value, is_average = saved[key], key == self.AVERAGE
+            check_array(key, value, is_complex=is_average and param.is_complex())
+            is_square = isinstance(geometry, Partition) and not is_average
+            if is_square and not is_sharded(value) and (value < 0).any():
+                raise ValueError(f"the saved {key!r} has numbers below 0, which squares cannot be")
+            if saved_geometry != asked or tuple(value.shape) != shape:
                 source = (
                     f"geometry {saved_geometry}" if "geometry" in saved_group else "no geometry (another optimizer's)"
                 )
                 raise ValueError(
-                    f"{name}: the saved {key!r} has {source} and shape {saved_shape}, "
-                    f"and this optimizer needs geometry {geometry} and shape {shape}; nothing was loaded"
+                    f"the saved {key!r} has {source} and shape {tuple(value.shape)}, "
+                    f"and this optimizer needs geometry {asked} and shape {shape}"
                 )
 
     def shape_to_save(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -248,21 +235,18 @@ class _AsItIs:
     value: Any
 
 
-def _add_what_is_saved(optimizer: Optimizer, state_dict: StateDict) -> None:
-    assert isinstance(optimizer, StatefulOptimizer)
-    state = state_dict["state"]
-    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
-        saved |= {key: plain(value) for key, value in saved.items() if key != "params"}
-        saved["geometry"] = str(group["geometry"])
-        saved["domain"] = None if group["domain"] is None else repr(group["domain"])
-        for param, index in zip(group["params"], saved["params"], strict=True):
-            if index in state:  # in a new dict: this one belongs to the optimizer
-                state[index] = {**state[index], **optimizer.shape_to_save(param, group)}
+def _saved_domain(group: Mapping[str, Any]) -> str | None:
+    return None if group["domain"] is None else repr(group["domain"])
 
 
 def _followed(state: Tensor, dtype: torch.dtype) -> Tensor:
     """State in the compute dtype, since its parameter's dtype may have changed, as with ``model.double()``."""
     return state.to(dtype if state.is_complex() else dtype.to_real())  # statistics of complex parameters are real
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _statistic_shapes(geometry: Geometry, shape: torch.Size) -> tuple[tuple[int, ...], ...]:
+    return geometry.statistic_shapes(shape)
 
 
 def _empty_statistics(param: Tensor, geometry: Geometry) -> list[Tensor]:

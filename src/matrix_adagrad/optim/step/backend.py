@@ -38,7 +38,7 @@ class PartedBackend(Backend):
         """Measure each gradient, and update the running averages of the gradients."""
 
     @abstractmethod
-    def accumulate(self, updates: Sequence[Update], measured: list[Measured], config: Config) -> None:
+    def accumulate(self, updates: Sequence[Update], measured: Sequence[Measured], config: Config) -> None:
         """Add the measurements to the statistics, and count one more step. The measurements may be overwritten."""
 
     @abstractmethod

@@ -30,7 +30,7 @@ class UpdateCache:
         updates: of the parameters with a gradient.
         states: of these parameters.
         config: of the group.
-        values: of the group's options, which the configuration was made from.
+        values: of the group's options, the geometry first, which the configuration was made from.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class UpdateCache:
         if (
             self._layout is None
             or None in states
-            or config.geometry is not self.config.geometry
+            or values[0] is not self._values[0]
             or config.reduction != self.config.reduction
             or _layout(params, grads, _tensors(states)) != self._layout
         ):

@@ -6,13 +6,12 @@ kernels read, and the arguments of the compiled operator.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from numbers import Real
-from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self
 
 import torch
 from torch import Tensor
@@ -20,20 +19,18 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Column, Geometry, Row
+from matrix_adagrad.geometry import Geometry
 from matrix_adagrad.optim.keywords import FOREIGN, refuse_unknown_keywords
 
 __all__ = [
     "RUN_OPTIONS",
     "AdaGradConfig",
     "Allowed",
-    "ColumnAdaGradConfig",
-    "ColumnMomentumConfig",
     "Config",
+    "MatrixAdaGradConfig",
+    "MatrixMomentumConfig",
     "MomentumConfig",
     "Reduction",
-    "RowAdaGradConfig",
-    "RowMomentumConfig",
     "check_options",
     "check_values",
     "takes",
@@ -84,9 +81,6 @@ def _option(default: Any, allowed: Allowed, *, in_kernels: bool = False) -> Any:
     return field(default=default, metadata={"allowed": allowed, "in_kernels": in_kernels})
 
 
-_IN_KERNELS = {"in_kernels": True}
-
-
 @dataclass(frozen=True)
 class Config:
     r"""One update, for all parameters of a group.
@@ -103,11 +97,10 @@ class Config:
 
     lr: float | Tensor = _option(1e-2, RATE, in_kernels=True)
     _: KW_ONLY
-    geometry: Geometry | str = "row"
     reduction: Reduction = _option("sum", _REDUCTION)
     betas: tuple[float, float] | None = field(default=None, init=False)  # None: sums, not running averages
-    bias_correction: bool = field(default=False, init=False, metadata=_IN_KERNELS)
-    nesterov: bool = field(default=False, init=False, metadata=_IN_KERNELS)
+    bias_correction: bool = field(default=False, init=False, metadata={"in_kernels": True})
+    nesterov: bool = field(default=False, init=False, metadata={"in_kernels": True})
     eps: float = _option(1e-10, NOT_NEGATIVE, in_kernels=True)
     weight_decay: float = _option(0, NOT_NEGATIVE, in_kernels=True)
     decoupled_weight_decay: bool = _option(False, FLAG, in_kernels=True)
@@ -122,7 +115,6 @@ class Config:
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of backends
 
     OPTIONS: ClassVar[tuple[str, ...]]  # the keywords of the optimizer, and the keys of its parameter groups
-    IN_KERNELS: ClassVar[tuple[str, ...]]  # the fields that the arithmetic needs
 
     @classmethod
     def of_group(cls, group: Mapping[str, Any]) -> Self:
@@ -133,8 +125,10 @@ class Config:
     def numbers(self) -> dict[str, Any]:
         """The numbers that the arithmetic needs, by the kernels' names for them."""
         beta1, beta2 = self.betas or (0.0, 0.0)
-        own = {name: getattr(self, name) for name in self.IN_KERNELS}
-        return {**own, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2}
+        options = {
+            option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get("in_kernels")
+        }
+        return {**options, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2}
 
     @property
     def rate(self) -> float | Tensor:
@@ -178,28 +172,14 @@ def _one_minus_power(beta: float, t: float | Tensor) -> float | Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaGradConfig(Config):
-    """The options of `MatrixAdaGrad`."""
+    """The options of `RowAdaGrad` and `ColumnAdaGrad`."""
 
     initial_accumulator_value: float = _option(0, NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowAdaGradConfig(AdaGradConfig):
-    """The options of `RowAdaGrad`: its geometry is fixed."""
-
-    geometry: Geometry | str = field(default=Row(), init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnAdaGradConfig(AdaGradConfig):
-    """The options of `ColumnAdaGrad`: its geometry is fixed."""
-
-    geometry: Geometry | str = field(default=Column(), init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
 class MomentumConfig(Config):
-    """The options of `MatrixMomentum`."""
+    """The options of `RowMomentum` and `ColumnMomentum`."""
 
     betas: tuple[float, float] = _option((0.9, 0.999), _BETAS)
     bias_correction: bool = _option(True, FLAG, in_kernels=True)
@@ -208,45 +188,37 @@ class MomentumConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowMomentumConfig(MomentumConfig):
-    """The options of `RowMomentum`: its geometry is fixed."""
-
-    geometry: Geometry | str = field(default=Row(), init=False)
+class _AnyGeometry:
+    geometry: Geometry | str = "row"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnMomentumConfig(MomentumConfig):
-    """The options of `ColumnMomentum`: its geometry is fixed."""
-
-    geometry: Geometry | str = field(default=Column(), init=False)
+class MatrixAdaGradConfig(AdaGradConfig, _AnyGeometry):
+    """The options of `MatrixAdaGrad`."""
 
 
-for _config in (
-    *(Config, AdaGradConfig, RowAdaGradConfig, ColumnAdaGradConfig),
-    *(MomentumConfig, RowMomentumConfig, ColumnMomentumConfig),
-):
-    _config.OPTIONS = tuple(own.name for own in dataclasses.fields(_config) if own.init)
-    _config.IN_KERNELS = tuple(own.name for own in dataclasses.fields(_config) if own.metadata.get("in_kernels"))
+@dataclass(frozen=True, kw_only=True)
+class MatrixMomentumConfig(MomentumConfig, _AnyGeometry):
+    """The options of `MatrixMomentum`."""
 
-native.expect_config((*Config().numbers, "seed"))
+
+for _config in (Config, AdaGradConfig, MomentumConfig, MatrixAdaGradConfig, MatrixMomentumConfig):
+    _config.OPTIONS = tuple(option.name for option in fields(_config) if option.init)
+for _name, _config in (("MatrixAdaGrad", AdaGradConfig), ("MatrixMomentum", MomentumConfig)):
+    FOREIGN |= dict.fromkeys({*_config.OPTIONS} - {*Config.OPTIONS}, f"it is an option of {_name}")
 
 RUN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # how a step is run, not what it does
-
-FOREIGN.update(
-    {name: "it is an option of MatrixAdaGrad" for name in AdaGradConfig.OPTIONS if name not in Config.OPTIONS}
-)
-FOREIGN.update(
-    {name: "it is an option of MatrixMomentum" for name in MomentumConfig.OPTIONS if name not in Config.OPTIONS}
-)
+_IN_KERNELS = tuple(option.name for option in fields(Config) if option.metadata.get("in_kernels"))
+native.expect_config((*Config().numbers, "seed"))
 
 # --------------------------------------------------------------------------------------------------------- the checks
 
 # The valid values of each option. "learning_rate" is JAX's name for lr.
 OPTIONS: dict[str, Allowed] = {
-    own.name: own.metadata["allowed"]
+    option.name: option.metadata["allowed"]
     for config in (AdaGradConfig, MomentumConfig)
-    for own in dataclasses.fields(config)
-    if "allowed" in own.metadata
+    for option in fields(config)
+    if "allowed" in option.metadata
 } | {"learning_rate": NOT_NEGATIVE}
 
 
@@ -281,23 +253,17 @@ def check_options(options: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------ the signature
 
 _P = ParamSpec("_P")
-_C = TypeVar("_C", bound=Config)
+_Init = Callable[[Any, ParamsT, Any], None]
 
 
-def takes(
-    config: Callable[_P, _C],
-) -> Callable[[Callable[[Any, ParamsT, _C], None]], Callable[Concatenate[Any, ParamsT, _P], None]]:
+def takes(config: Callable[_P, Config]) -> Callable[[_Init], Callable[Concatenate[Any, ParamsT, _P], None]]:
     """Turn ``__init__(self, params, config)`` into one that takes the configuration's fields as arguments."""
     cls: Any = config
-    shown = [
-        (own.name, own.type, dataclasses.field(default=own.default, kw_only=own.kw_only))
-        for own in dataclasses.fields(cls)
-        if own.init
-    ]
+    shown = [(f.name, f.type, field(default=f.default, kw_only=f.kw_only)) for f in fields(cls) if f.init]
 
-    def decorate(init: Callable[[Any, ParamsT, _C], None]) -> Callable[Concatenate[Any, ParamsT, _P], None]:
+    def decorate(init: _Init) -> Callable[Concatenate[Any, ParamsT, _P], None]:
         # A dataclass with the same fields has the signature to show, and `wraps` points to it.
-        signature: Any = dataclasses.make_dataclass(init.__qualname__.split(".")[0], [("params", "ParamsT"), *shown])
+        signature: Any = make_dataclass(init.__qualname__.split(".")[0], [("params", "ParamsT"), *shown])
 
         @functools.wraps(signature.__init__)
         def constructor(self: Any, params: ParamsT, *args: _P.args, **options: _P.kwargs) -> None:

@@ -45,7 +45,7 @@ class Foreach(PartedBackend):
     def read(self, updates: Sequence[Update], config: Config) -> list[Measured]:
         return [(_squares(update, config),) for update in updates]
 
-    def accumulate(self, updates: Sequence[Update], measured: list[Measured], config: Config) -> None:
+    def accumulate(self, updates: Sequence[Update], measured: Sequence[Measured], config: Config) -> None:
         count([update.step for update in updates])
         statistics, squares = [update.statistics[0] for update in updates], [own[0] for own in measured]
         if config.reduction == "mean":

@@ -156,7 +156,7 @@ class Native(Foreach):
     """The same computation as `Reference` and `Sparse`, up to rounding, in C, for arrays in CPU memory."""
 
     @staticmethod
-    def sort_out(updates: list[Update]) -> tuple[list[Update], list[Update]]:
+    def reuse(updates: list[Update]) -> tuple[list[Update], list[Update]]:
         """Split the updates: those prepared for the kernels in the last step and still valid, and the others."""
         ready, others = [], []
         for update in updates:

@@ -13,7 +13,7 @@ from torch import Tensor
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Diagonal
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update
+from matrix_adagrad.optim.step.update import Update, is_sharded
 from matrix_adagrad.torch_private import sparse_indices, stored_entries
 
 __all__ = ["project"]
@@ -24,6 +24,11 @@ _ALL = slice(None)
 
 def project(update: Update, config: Config, domain: Domain) -> None:
     """Bring a parameter back into its domain after a step."""
+    if is_sharded(update.param):
+        from matrix_adagrad.optim.sharding import project_shards
+
+        project_shards(update, config, domain)
+        return
     param, grad = update.param, update.grad
     if param.numel() == 0:
         return
@@ -56,17 +61,12 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
     assert isinstance(geometry, Diagonal)  # the optimizer has checked it
     correction = config.corrections(update.step)[1]
 
-    def of_rows(rows: Tensor | slice) -> Tensor:
-        s = geometry.scale(*(v[rows] / correction for v in update.statistics)) + config.eps
-        return _positive(s)
+    def scale(*statistics: Tensor) -> Tensor:
+        return geometry.scale(*(v / correction for v in statistics)) + config.eps
 
     if update.scale is None and all(v.dim() == x.dim() > 0 and v.shape[0] == len(x) for v in update.statistics):
-        return of_rows
-    s = (
-        geometry.scale(*(v / correction for v in update.statistics)) + config.eps
-        if update.scale is None
-        else update.scale
-    )
+        return lambda rows: _positive(scale(*(v[rows] for v in update.statistics)))
+    s = scale(*update.statistics) if update.scale is None else update.scale
     whole = geometry.spread(_positive(s), x.shape)
     return lambda rows: whole[rows] if whole.dim() and whole.shape[0] == len(x) and rows is not _ALL else whole
 

@@ -28,7 +28,7 @@ class Reference(PartedBackend):
                 update.average.lerp_(g, 1 - config.betas[0])
         return measured
 
-    def accumulate(self, updates: Sequence[Update], measured: list[Measured], config: Config) -> None:
+    def accumulate(self, updates: Sequence[Update], measured: Sequence[Measured], config: Config) -> None:
         for update, own in zip(updates, measured, strict=True):
             for v, square, divisor in zip(update.statistics, own, update.divisors, strict=True):
                 if config.betas is None:
