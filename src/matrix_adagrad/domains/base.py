@@ -147,7 +147,7 @@ class BlockDomain(Domain):
         self.blocks.check_fits(name, x.shape)
 
     def is_separable_by_rows(self, shape: Shape) -> bool:
-        return len(shape) > 0 and 0 not in self.blocks.dims(shape) and self.blocks.cut(shape)[0] == shape[0]
+        return self.blocks.separates_rows(shape)
 
     def _slack(self, x: Tensor) -> float:
         """What rounding may add to the relative size of a projected point. Points within this slack count as inside.

@@ -1,6 +1,6 @@
 """How a tensor is measured: the idea that everything else in this package builds on."""
 
-from matrix_adagrad.geometry.base import Diagonal, Geometry, Shape
+from matrix_adagrad.geometry.base import Diagonal, Geometry, Shape, Unscaled
 from matrix_adagrad.geometry.factored import Factored
 from matrix_adagrad.geometry.full import Full, RootWarning
 from matrix_adagrad.geometry.partitions import (
@@ -31,6 +31,7 @@ __all__ = [
     "Row",
     "Shape",
     "Spectral",
+    "Unscaled",
     "Whole",
     "as_geometry",
     "as_partition",

@@ -26,7 +26,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matrix_adagrad.geometry.partitions import Partition
 
-__all__ = ["Diagonal", "Geometry", "Shape", "quotient", "root"]
+__all__ = ["Diagonal", "Geometry", "Shape", "Unscaled", "quotient", "root"]
 
 Shape = Sequence[int]
 
@@ -129,8 +129,6 @@ class Geometry(ABC):
 
     def _try(self, shape: tuple[int, ...]) -> None:
         names, own = self.statistics, type(self).__name__
-        if names == ():
-            self._lacks("scale to divide a step by: use it in SteepestDescent")
         if not isinstance(names, tuple) or len(set(names)) != len(names):
             raise TypeError(
                 f"{own}.statistics must be a tuple of different names, such as ('row', 'column'), got {names!r}"
@@ -178,6 +176,27 @@ class Geometry(ABC):
     def __str__(self) -> str:
         values = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
         return type(self).__name__.lower() + (f"({values})" if values else "")
+
+
+@dataclass(frozen=True)
+class Unscaled(Geometry):
+    """A geometry that keeps nothing of the gradients: it may have a norm, but no scale."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return ()
+
+    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        self._lacks("scale to divide a step by: use it in SteepestDescent")
+
+    def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
+        self._lacks("scale")
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ class Partition(Diagonal):
         cut = self.cut(shape)
         return math.prod([cut[d] for d in self.dims(shape)])  # a list: torch.compile does not take a generator here
 
+    def separates_rows(self, shape: Shape) -> bool:
+        """Whether no block reaches over more than one row ``x[i]``, so that rows can be treated one by one."""
+        return len(shape) > 0 and 0 not in self.dims(shape) and self.cut(shape)[0] == shape[0]
+
     def check_fits(self, name: str, shape: Shape) -> None:
         """Raise an error that names the tensor if this shape cannot be cut into blocks."""
         try:

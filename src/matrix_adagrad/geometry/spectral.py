@@ -14,14 +14,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry.base import Geometry, Shape
+from matrix_adagrad.geometry.base import Shape, Unscaled
 from matrix_adagrad.geometry.squares import wide_dtype
 
 __all__ = ["Spectral"]
 
 
 @dataclass(frozen=True, repr=False)
-class Spectral(Geometry):
+class Spectral(Unscaled):
     r"""The spectral norm. `SteepestDescent` in it orthogonalizes the momentum, as Muon does.
 
     The polar factor is computed by Newton–Schulz iterations. Each applies the odd polynomial
@@ -60,22 +60,6 @@ class Spectral(Geometry):
             raise ValueError(f"Spectral: steps must be from 1 to 99, got {self.steps}")
         if len(self.coefficients) != 3:
             raise ValueError(f"Spectral: coefficients must be three numbers, got {self.coefficients!r}")
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ()
-
-    def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
-        return ()
-
-    def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
-        self._lacks("scale")
-
-    def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
-        self._lacks("scale")
 
     @property
     def transpose(self) -> Spectral:

@@ -28,7 +28,7 @@ static settings settings_at(double step, const tensor *t, const config *c)
         .sign = c->maximize ? -1 : 1,
         .l2 = c->decoupled_weight_decay ? 0 : c->weight_decay,
         .shrinkage = c->decoupled_weight_decay ? 1 - c->lr * c->weight_decay : 1,
-        .momentum = c->momentum ? (c->nesterov ? NESTEROV : MOMENTUM) : NO_MOMENTUM,
+        .momentum = c->momentum && c->beta1 != 0 ? (c->nesterov ? NESTEROV : MOMENTUM) : NO_MOMENTUM,
         .seed = t->dtype == BF16 && c->seed ? (c->seed + t->stream * 0x9e3779b97f4a7c15u) | 1 : 0,
     };
     return s;

@@ -6,6 +6,7 @@ from matrix_adagrad.optim.groups import geometry_groups
 from matrix_adagrad.optim.in_backward import step_in_backward
 from matrix_adagrad.optim.momentum import ColumnMomentum, MatrixMomentum, RowMomentum
 from matrix_adagrad.optim.muon import muon_with_rows
+from matrix_adagrad.optim.steepest import SteepestDescent
 
 __all__ = [
     "ColumnAdaGrad",
@@ -15,6 +16,7 @@ __all__ = [
     "MatrixMomentum",
     "RowAdaGrad",
     "RowMomentum",
+    "SteepestDescent",
     "geometry_groups",
     "muon_with_rows",
     "step_in_backward",

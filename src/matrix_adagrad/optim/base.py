@@ -34,7 +34,6 @@ __all__ = ["MatrixOptimizer"]
 class MatrixOptimizer(StatefulOptimizer):
     """The base of all optimizers in this package. A subclass defines its options and the state it keeps."""
 
-    CONFIG: ClassVar[type[Config]]
     GEOMETRY: ClassVar[Geometry | None] = None  # if the class has only one
 
     def __init__(self, params: ParamsT, config: Config) -> None:
@@ -101,7 +100,7 @@ class MatrixOptimizer(StatefulOptimizer):
             )
 
     def _check_fits(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
-        geometry, domain = group["geometry"], group["domain"]
+        geometry, domain = group["geometry"], group.get("domain")
         if not (param.is_floating_point() or param.is_complex()):
             raise TypeError(
                 f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be trained"
@@ -110,7 +109,7 @@ class MatrixOptimizer(StatefulOptimizer):
             raise ValueError(f"{name} is sharded, and its step cannot be recorded: leave differentiable=False")
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
-        geometry.check_fits(name, param.shape)
+        self._check_geometry_fits(name, param.shape, group)
         needs_scales = {
             "initial_accumulator_value=0": group.get("initial_accumulator_value"),
             "domain=None": domain is not None and domain.depends_on_metric,
@@ -121,6 +120,9 @@ class MatrixOptimizer(StatefulOptimizer):
         if domain is not None:
             domain.check_fits(name, torch.empty(param.shape, dtype=param.dtype, device="meta"))
 
+    def _check_geometry_fits(self, name: str, shape: torch.Size, group: dict[str, Any]) -> None:
+        group["geometry"].check_fits(name, shape)
+
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         self._check_fits(name, param, group)  # a lazy parameter had no shape before
         self._check_start(name, param, group)
@@ -128,7 +130,7 @@ class MatrixOptimizer(StatefulOptimizer):
     @staticmethod
     def _check_start(name: str, param: Any, group: dict[str, Any]) -> None:
         """Project a parameter that starts outside its domain if the user asked for that. Otherwise raise an error."""
-        domain = group["domain"]
+        domain = group.get("domain")
         if domain is None or param.is_meta:
             return
         x, domain_here, is_shard = param.detach(), domain, False
@@ -191,7 +193,7 @@ class MatrixOptimizer(StatefulOptimizer):
             config = known.config
         else:  # users may edit a group
             self._check_geometry(group)
-            if group["reduction"] not in ("sum", "mean"):
+            if group.get("reduction", "sum") not in ("sum", "mean"):
                 check_options(group)
             config = self.CONFIG.of_group(group)
             values = self._option_values(group)
@@ -213,12 +215,10 @@ class MatrixOptimizer(StatefulOptimizer):
         self._init_group(group, params, grads, averages, statistics, steps)
         updates, remaining = [], iter(statistics)
         for i, param in enumerate(params):
-            geometry = as_geometry(group["geometry"]).on(param.shape)
-            average, statistic = (
-                averages[i] if averages else None,
-                tuple([next(remaining) for _ in geometry.statistics]),
-            )
-            divisors = _divisors(geometry, param.shape, config)
+            geometry, measured = as_geometry(group["geometry"]).on(param.shape), self._measured(group, param.shape)
+            average = averages[i] if averages else None
+            statistic = tuple([next(remaining) for _ in (*measured.statistics, *measured.derived)])
+            divisors = _divisors(measured, param.shape, config)
             updates.append(Update(param, grads[i], average, statistic, steps[i], geometry, divisors))
         return updates
 
@@ -244,12 +244,12 @@ class MatrixOptimizer(StatefulOptimizer):
                     "pass the full tensor, grad.full_tensor()"
                 )
             if grad.is_sparse:
-                self._check_sparse(self._name(group, i), param, grad, group["domain"])
+                self._check_sparse(self._name(group, i), param, grad, group.get("domain"))
             state = self._state_of(group, i)
             params.append(param)
             grads.append(grad)
-            averages.extend([] if self.AVERAGE is None else [state[self.AVERAGE]])
-            statistics.extend([state[key] for key in self._statistic_keys(group["geometry"].on(param.shape))])
+            averages.extend([state[key] for key in self._average_keys(group)])
+            statistics.extend([state[key] for key in self._statistic_keys(self._measured(group, param.shape))])
             steps.append(state[STEP])
 
     def _check_sparse(self, name: str, param: Tensor, grad: Tensor, domain: Domain | None) -> None:
@@ -285,7 +285,7 @@ def _divisors(geometry: Geometry, shape: torch.Size, config: Config) -> tuple[in
     if config.reduction == "sum":
         return (1,) * len(geometry.statistics)
     entries = geometry.entries(shape)
-    if min(entries) < 1 and 0 not in shape:
+    if min(entries, default=1) < 1 and 0 not in shape:
         raise ValueError(
             f"{geometry!r}.entries({tuple(shape)}) is {entries}: it must say what a statistic is a sum over"
         )

@@ -232,6 +232,16 @@ def _full_size(update: Update) -> list[Tensor]:
     return [param, grad] if update.average is None else [param, grad, update.average]
 
 
+def with_whole_blocks(update: Update) -> Update | None:
+    """The local part of a DTensor, if no block of its geometry is split over ranks."""
+    param, geometry = update.param, update.geometry
+    assert isinstance(param, DTensor)
+    if not isinstance(geometry, Partition) or statistic_layout(geometry, param.shape, param.placements).divided:
+        return None
+    param_, grad, *average = (local(x) for x in _full_size(update))
+    return replace(update, param=param_, grad=grad, average=average[0] if average else None)
+
+
 def gather(update: Update) -> Update:
     """Turn a DTensor whose geometry needs the full gradient into an update of full tensors on every rank."""
     param, grad, *average = (x.full_tensor() for x in _full_size(update) if isinstance(x, DTensor))
@@ -299,7 +309,7 @@ def empty_statistics(param: Tensor, geometry: Geometry, dtype: torch.dtype) -> l
     assert isinstance(param, DTensor)
     return [
         _empty_statistic(param, shape, statistic_layout(geometry, param.shape, param.placements), dtype)
-        for shape in geometry.statistic_shapes(param.shape)
+        for shape in (*geometry.statistic_shapes(param.shape), *geometry.derived_shapes(param.shape))
     ]
 
 

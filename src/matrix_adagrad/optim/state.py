@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 from matrix_adagrad.geometry import Geometry, Partition, wide_dtype
 from matrix_adagrad.optim.keywords import refuse_foreign
 from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain
-from matrix_adagrad.optim.step.config import RUN_OPTIONS, check_options
+from matrix_adagrad.optim.step.config import RUN_OPTIONS, Config, check_options
 from matrix_adagrad.optim.step.update import empty_like, is_sharded, local
 
 __all__ = ["STEP", "StatefulOptimizer"]
@@ -27,7 +27,8 @@ class StatefulOptimizer(Optimizer):
     """An optimizer that keeps one number per scale for each parameter, and perhaps an average of its gradients."""
 
     STATISTIC: ClassVar[str]  # the state key of V_t; a geometry with several statistics adds their names
-    AVERAGE: ClassVar[str | None] = None  # the state key of the running average of gradients, if there is one
+    AVERAGE: ClassVar[str] = ""  # the state key of the running average of gradients, if there is one
+    CONFIG: ClassVar[type[Config]]
 
     def _name(self, group: dict[str, Any], i: int) -> str:
         """A parameter's name in error messages."""
@@ -52,8 +53,18 @@ class StatefulOptimizer(Optimizer):
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise an error that names the parameter if it cannot have a state."""
 
+    def _measured(self, group: Mapping[str, Any], shape: torch.Size) -> Geometry:
+        """The geometry whose statistics are kept for a parameter of this shape."""
+        geometry: Geometry = group["geometry"].on(shape)
+        return geometry
+
     def _statistic_keys(self, geometry: Geometry) -> tuple[str, ...]:
-        return tuple([f"{self.STATISTIC}_{name}" if name else self.STATISTIC for name in geometry.statistics])
+        names = (*geometry.statistics, *geometry.derived)
+        return tuple([f"{self.STATISTIC}_{name}" if name else self.STATISTIC for name in names])
+
+    def _average_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The key of the average of gradients, if one is kept."""
+        return (self.AVERAGE,) if self.AVERAGE and self.CONFIG.of_group(group).keeps_average else ()
 
     def _state_of(self, group: dict[str, Any], i: int) -> dict[str, Tensor]:
         """The state of a parameter of the group, made and checked."""
@@ -61,12 +72,12 @@ class StatefulOptimizer(Optimizer):
         if not self.state.get(param):
             self._check_new(self._name(group, i), param, group)
         state: dict[str, Tensor] = self.state[param]
-        geometry, dtype = group["geometry"].on(param.shape), wide_dtype(param.dtype)
-        keys = self._statistic_keys(geometry)
+        geometry, dtype = self._measured(group, param.shape), wide_dtype(param.dtype)
+        keys, averages = self._statistic_keys(geometry), self._average_keys(group)
         if not state:
             state[STEP] = self._count(0, param, group)
-            if self.AVERAGE is not None:
-                state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            for key in averages:
+                state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
             for key, statistic in zip(keys, _empty_statistics(param, geometry), strict=True):
                 state[key] = statistic.fill_(group.get("initial_accumulator_value", 0.0))
         elif tuple([state[key].shape for key in keys if key in state]) != _statistic_shapes(geometry, param.shape):
@@ -75,8 +86,13 @@ class StatefulOptimizer(Optimizer):
                 f"{self._name(group, i)} has shape {tuple(param.shape)} and geometry {geometry}, "
                 f"but its state has {found}, made for another: make a new optimizer"
             )
-        elif state[keys[0]].dtype is not param.dtype:  # a narrow or complex dtype, or one that has changed
-            for key in (*keys, *filter(None, (self.AVERAGE,))):
+        elif self.AVERAGE and (self.AVERAGE in state) != bool(averages):  # an edited group has momentum now, or none
+            if averages:
+                state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            else:
+                del state[self.AVERAGE]
+        elif any(state[key].dtype is not param.dtype for key in (*averages, *keys)):  # narrow, complex, or changed
+            for key in (*keys, *averages):
                 state[key] = _followed(state[key], dtype)
         return state
 
@@ -135,7 +151,7 @@ class StatefulOptimizer(Optimizer):
             if names != saved_names and sorted(names) == sorted(saved_names):
                 raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
             options = {key: group[key] for key in self.defaults}
-            stay = {key: group[key] for key in ("geometry", "domain", *RUN_OPTIONS)}
+            stay = {key: group[key] for key in ("geometry", "domain", *RUN_OPTIONS) if key in group}
             param_groups.append({**options, **refuse_foreign(saved, options), **stay})
             check_options(param_groups[-1])
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
@@ -143,11 +159,12 @@ class StatefulOptimizer(Optimizer):
                     self._check_loadable(param, group, saved, state.get(index))
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}; nothing was loaded") from None
-                if state.get(index) and SHAPE not in state[index] and self.shape_to_save(param, group):
-                    is_ours, entries = "geometry" in saved, group["geometry"].on(param.shape).entries(param.shape)
+                if state.get(index) and SHAPE not in state[index] and self.shape_to_save(param, param_groups[-1]):
+                    is_ours, entries = "geometry" in saved, self._measured(group, param.shape).entries(param.shape)
                     shapeless += [name] * (is_ours or max(entries) > 1)  # others' full-size statistics show the shape
                 if index in state:
-                    values = {key: value for key, value in state[index].items() if key != SHAPE}
+                    unused = {SHAPE} if self._average_keys(param_groups[-1]) else {SHAPE, self.AVERAGE}
+                    values = {key: value for key, value in state[index].items() if key not in unused}
                     state[index] = {key: _AsItIs(self._received(key, values[key], param, group)) for key in values}
         if shapeless:
             warnings.warn(
@@ -160,15 +177,16 @@ class StatefulOptimizer(Optimizer):
     def _check_loadable(
         self, param: Tensor, group: dict[str, Any], saved_group: dict[str, Any], saved: dict[str, Any] | None
     ) -> None:
-        geometry = group["geometry"].on(param.shape)
-        needed = dict(zip(self._statistic_keys(geometry), geometry.statistic_shapes(param.shape), strict=True))
-        if self.AVERAGE is not None:
-            needed[self.AVERAGE] = tuple(param.shape)
+        geometry = self._measured(group, param.shape)
+        needed = dict(zip(self._statistic_keys(geometry), _statistic_shapes(geometry, param.shape), strict=True))
+        needed |= dict.fromkeys(self._average_keys({**group, **saved_group}), tuple(param.shape))
+        if saved and self.AVERAGE not in needed:
+            saved = {key: value for key, value in saved.items() if key != self.AVERAGE}  # an older version's, unused
         if saved and {*saved, SHAPE} != {STEP, *needed, SHAPE}:
             found, wanted = (", ".join(key for key in keys if key != SHAPE) for keys in (saved, (STEP, *needed)))
             raise ValueError(f"the saved state has {found}, and {type(self).__name__} has {wanted}")
         domain = _saved_domain(group)
-        if saved_group.get("domain", domain) not in (domain, group["domain"]):
+        if saved_group.get("domain", domain) not in (domain, group.get("domain")):
             raise ValueError(
                 f"the saved run had the domain {saved_group['domain']}, and here it is {domain}: give the same domain, "
                 "or take 'domain' out of the saved group"
@@ -200,8 +218,9 @@ class StatefulOptimizer(Optimizer):
 
     def shape_to_save(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The parameter's shape, to save with its state: m row sums could come from an m×16 or an m×64 matrix."""
-        geometry = group["geometry"].on(param.shape)
-        if self.AVERAGE is not None or (isinstance(geometry, Partition) and not geometry.dims(param.shape)):
+        geometry = self._measured(group, param.shape)
+        is_by_entry = isinstance(geometry, Partition) and not geometry.dims(param.shape)
+        if is_by_entry or self._average_keys(group) or not geometry.statistics:
             return {}
         return {SHAPE: torch.tensor(param.shape, dtype=torch.int64, device="cpu")}
 
@@ -210,7 +229,7 @@ class StatefulOptimizer(Optimizer):
         dtype = wide_dtype(param.dtype)
         if key == STEP:
             return self._count(value, param, group)
-        geometry = group["geometry"].on(param.shape)
+        geometry = self._measured(group, param.shape)
         if key in (keys := self._statistic_keys(geometry)):
             return _filled(_empty_statistics(param, geometry)[keys.index(key)], value)
         if key == self.AVERAGE:
@@ -236,7 +255,7 @@ class _AsItIs:
 
 
 def _saved_domain(group: Mapping[str, Any]) -> str | None:
-    return None if group["domain"] is None else repr(group["domain"])
+    return None if group.get("domain") is None else repr(group["domain"])
 
 
 def _followed(state: Tensor, dtype: torch.dtype) -> Tensor:
@@ -246,7 +265,7 @@ def _followed(state: Tensor, dtype: torch.dtype) -> Tensor:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _statistic_shapes(geometry: Geometry, shape: torch.Size) -> tuple[tuple[int, ...], ...]:
-    return geometry.statistic_shapes(shape)
+    return (*geometry.statistic_shapes(shape), *geometry.derived_shapes(shape))
 
 
 def _empty_statistics(param: Tensor, geometry: Geometry) -> list[Tensor]:
@@ -255,7 +274,7 @@ def _empty_statistics(param: Tensor, geometry: Geometry) -> list[Tensor]:
         from matrix_adagrad.optim.sharding import empty_statistics
 
         return empty_statistics(param, geometry, dtype)
-    return [empty_like(param, shape, dtype) for shape in geometry.statistic_shapes(param.shape)]
+    return [empty_like(param, shape, dtype) for shape in _statistic_shapes(geometry, param.shape)]
 
 
 def _filled(state: Tensor, value: Tensor) -> Tensor:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch.optim.optimizer import ParamsT
 
+from matrix_adagrad.geometry import Geometry, Unscaled
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.step.config import SteepestConfig, takes
 
@@ -17,9 +22,8 @@ class SteepestDescent(MatrixOptimizer):
         M_t = \beta M_{t-1} + (1 - \beta)\, G_t, \qquad
         X_{t+1} = X_t - \eta\, \kappa \operatorname*{argmax}_{\|D\| \le 1} \langle M_t, D \rangle
 
-    Every step has the same length in that norm, whatever the size of the gradient. By row, with the norm
-    :math:`\max_i \|X_{i,:}\|_2`, each row of the momentum is normalized. By entry, this is Signum. In the spectral norm, it
-    is Muon.
+    Every step has the same length in that norm, whatever the size of the gradient. By row, each row of the momentum is
+    normalized. By entry, this is Signum. In the spectral norm, it is Muon.
 
     Each parameter's state is ``state["momentum_buffer"]``, of the parameter's shape, in float32 or wider, and
     ``state["step"]``. With ``rescale``, there is ``state["exp_avg_sq"]`` too, one number per block.
@@ -27,17 +31,17 @@ class SteepestDescent(MatrixOptimizer):
     Args:
         params: parameters, named parameters, or groups of either with per-group options.
         lr: the step size η, a number or a tensor with one element.
-        geometry: the norm: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, a `Partition`, or `Spectral()`. Vectors and
-            scalars move by entry unless it is ``"whole"``.
+        geometry: whose norm it is: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, a `Partition`, or `Spectral()`.
+            Vectors and scalars move by entry unless it is ``"whole"``.
         momentum: the decay rate β of the average of gradients. Without momentum, nothing is kept.
         nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
         scale: ``"rms"`` makes steps of the size of AdamW's in every geometry: a root mean square of 0.2 η. Then one
             learning rate serves a whole model. ``None`` takes the direction as it is, κ = 1.
-        floor: divide a block by no less than this many times the root mean square of all blocks' lengths. A block whose
-            gradient has vanished keeps moving at full size without it, for as long as any momentum is left. Tables with
-            rare rows need one, such as 0.1.
-        rescale: a partition. The direction is divided by the root of its running mean square over each block, and brought
-            back to its size. In the spectral norm with `Row()`, this is NorMuon.
+        floor: divide a block by no less than this many times the root mean square of all blocks' lengths. Without it, a
+            block whose gradient has vanished keeps moving at full size, for as long as any momentum is left. Tables
+            with rare rows need one, such as 0.1.
+        rescale: a partition. The direction is divided by the root of its running mean square over each block, and
+            brought back to its length. In the spectral norm with `Row()`, this is NorMuon.
         rescale_beta: the decay rate of those running averages.
         weight_decay: as in `MatrixAdaGrad`. So are all arguments not listed here.
 
@@ -55,6 +59,18 @@ class SteepestDescent(MatrixOptimizer):
     CONFIG = SteepestConfig
     STATISTIC = "exp_avg_sq"
     AVERAGE = "momentum_buffer"
+
+    def _measured(self, group: Mapping[str, Any], shape: torch.Size) -> Geometry:
+        return Unscaled() if group["rescale"] is None else group["rescale"].on(shape)
+
+    def _check_geometry_fits(self, name: str, shape: torch.Size, group: dict[str, Any]) -> None:
+        geometry = group["geometry"].on(shape)
+        try:
+            geometry.steepest(torch.empty(shape, device="meta"), group["floor"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from None
+        if group["rescale"] is not None:
+            group["rescale"].check_fits(name, shape)
 
     @takes(SteepestConfig)
     def __init__(self, params: ParamsT, config: SteepestConfig) -> None:

@@ -46,7 +46,7 @@ def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> Matrix
     def values(key: str) -> Any:  # copies: torch updates its own in place
         return jax.tree.map(lambda param: jnp.array(optimizer.state[param][key].numpy(force=True)), params)
 
-    if optimizer.AVERAGE is None:
+    if not optimizer.AVERAGE:
         return MatrixAdaGradState(count, values(optimizer.STATISTIC))
     return MatrixMomentumState(count, values(optimizer.AVERAGE), values(optimizer.STATISTIC))
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry
+from matrix_adagrad.geometry import Geometry, Partition
 from matrix_adagrad.optim.keywords import FOREIGN, refuse_unknown_keywords
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "MatrixMomentumConfig",
     "MomentumConfig",
     "Reduction",
+    "SteepestConfig",
     "check_options",
     "check_values",
     "takes",
@@ -74,6 +75,11 @@ _BETAS = Allowed(
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(is_number, value)),
     lambda value: all(0 <= beta < 1 for beta in value),
 )
+_DECAY_RATE = Allowed("a number, at least 0 and less than 1", is_number, lambda value: 0 <= value < 1)
+_SCALE = Allowed(
+    "'rms' or None", lambda value: value is None or isinstance(value, str), lambda value: value in (None, "rms")
+)
+_PARTITION = Allowed("a partition, such as Row(), or None", lambda value: value is None or isinstance(value, Partition))
 _DOMAIN = Allowed("a Domain, such as RowBalls(1.0), or None", lambda value: value is None or isinstance(value, Domain))
 
 
@@ -129,6 +135,11 @@ class Config:
             option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get("in_kernels")
         }
         return {**options, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2}
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether there is a running average of the gradients. At β₁ = 0, it would be the gradient."""
+        return self.betas is not None and self.betas[0] != 0
 
     @property
     def rate(self) -> float | Tensor:
@@ -202,10 +213,40 @@ class MatrixMomentumConfig(MomentumConfig, _AnyGeometry):
     """The options of `MatrixMomentum`."""
 
 
-for _config in (Config, AdaGradConfig, MomentumConfig, MatrixAdaGradConfig, MatrixMomentumConfig):
+def _fixed(value: Any) -> Any:
+    return field(default=value, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteepestConfig(Config, _AnyGeometry):
+    """The options of `SteepestDescent`."""
+
+    lr: float | Tensor = field(default=1e-3, kw_only=False, metadata={"allowed": RATE})
+    momentum: float = _option(0.9, _DECAY_RATE)
+    nesterov: bool = _option(False, FLAG)
+    scale: Literal["rms"] | None = _option("rms", _SCALE)
+    floor: float = _option(0.0, NOT_NEGATIVE)
+    rescale: Partition | None = _option(None, _PARTITION)
+    rescale_beta: float = _option(0.95, _DECAY_RATE)
+    reduction: Reduction = _fixed("mean")
+    eps: float = _fixed(1e-8)
+    domain: None = _fixed(None)
+    project_start: bool = _fixed(False)
+    foreach: bool | None = _fixed(None)
+    fused: bool | None = _fixed(None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", (self.momentum, self.rescale_beta))
+
+
+for _config in (Config, AdaGradConfig, MomentumConfig, MatrixAdaGradConfig, MatrixMomentumConfig, SteepestConfig):
     _config.OPTIONS = tuple(option.name for option in fields(_config) if option.init)
-for _name, _config in (("MatrixAdaGrad", AdaGradConfig), ("MatrixMomentum", MomentumConfig)):
-    FOREIGN |= dict.fromkeys({*_config.OPTIONS} - {*Config.OPTIONS}, f"it is an option of {_name}")
+for _name, _config in (
+    ("SteepestDescent", SteepestConfig),
+    ("MatrixAdaGrad", AdaGradConfig),
+    ("MatrixMomentum", MomentumConfig),
+):
+    FOREIGN |= dict.fromkeys({*_config.OPTIONS} - {*Config.OPTIONS, *FOREIGN}, f"it is an option of {_name}")
 
 RUN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # how a step is run, not what it does
 _IN_KERNELS = tuple(option.name for option in fields(Config) if option.metadata.get("in_kernels"))
@@ -216,7 +257,7 @@ native.expect_config((*Config().numbers, "seed"))
 # The valid values of each option. "learning_rate" is JAX's name for lr.
 OPTIONS: dict[str, Allowed] = {
     option.name: option.metadata["allowed"]
-    for config in (AdaGradConfig, MomentumConfig)
+    for config in (AdaGradConfig, MomentumConfig, SteepestConfig)
     for option in fields(config)
     if "allowed" in option.metadata
 } | {"learning_rate": NOT_NEGATIVE}
@@ -239,6 +280,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if isinstance(options["lr"], Tensor) and options["lr"].numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element, got the shape {tuple(options['lr'].shape)}")
     check_values(options)
+    options = {"domain": None, "foreach": None, "fused": None, **options}
     if options["fused"] and native.missing():
         raise RuntimeError(f"fused=True needs the native kernels: {native.missing()}; or leave fused=None")
     if options["fused"] and options["foreach"]:

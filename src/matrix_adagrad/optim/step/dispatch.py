@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from matrix_adagrad.geometry import Partition
 from matrix_adagrad.optim.step.backend import Backend, PartedBackend, refusal
-from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
 from matrix_adagrad.optim.step.native import Native
 from matrix_adagrad.optim.step.project import project
 from matrix_adagrad.optim.step.reference import Reference
 from matrix_adagrad.optim.step.sparse import Sparse
+from matrix_adagrad.optim.step.steepest import Steepest
 from matrix_adagrad.optim.step.update import Update, is_sharded
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FOREACH", "NATIVE", "REFERENCE", "SPARSE", "GroupPlan", "run"]
 
-NATIVE, SPARSE, FOREACH, REFERENCE = Native(), Sparse(), Foreach(), Reference()
+NATIVE, SPARSE, FOREACH, REFERENCE, STEEPEST = Native(), Sparse(), Foreach(), Reference(), Steepest()
 _B = TypeVar("_B", bound=Backend)
 
 
@@ -36,12 +37,29 @@ class GroupPlan:
         self.split: list[SplitUpdate] = []
         self.pieces: defaultdict[PartedBackend, list[Update]] = defaultdict(list)  # of split updates
         self.afterwards: list[Callable[[], None]] = []
-        if self._backends[0] is NATIVE and config.domain is None:
+        if self._backends[0] is NATIVE and config.domain is None and not isinstance(config, SteepestConfig):
             ready, updates = NATIVE.reuse(updates)
             if ready:
                 self.steps[NATIVE, False] = ready
         for update in updates:
-            self._add(update)
+            if isinstance(config, SteepestConfig):
+                self._add_steepest(update, config)
+            else:
+                self._add(update)
+
+    def _add_steepest(self, update: Update, config: SteepestConfig) -> None:
+        if update.grad.is_sparse and not STEEPEST.takes_rows(update, config):
+            update = replace(update, grad=update.grad.to_dense())  # every row moves
+        if not is_sharded(update.param):
+            self.steps[STEEPEST, False].append(update)
+            return
+        from matrix_adagrad.optim import sharding
+
+        local = None if config.floor or config.rescale else sharding.with_whole_blocks(update)
+        whole = local or sharding.gather(update)
+        self.steps[STEEPEST, False].append(whole)
+        if local is None:
+            self.afterwards.append(partial(sharding.scatter, update, whole))
 
     def _add(self, update: Update) -> None:
         if update.grad.is_sparse and not isinstance(update.geometry, Partition):

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Diagonal
+from matrix_adagrad.geometry import Diagonal, Geometry
 from matrix_adagrad.geometry.base import quotient
 from matrix_adagrad.optim.step.backend import Measured, PartedBackend
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "gradient"]
 
 
 class Reference(PartedBackend):
@@ -22,7 +22,7 @@ class Reference(PartedBackend):
     def read(self, updates: Sequence[Update], config: Config) -> list[Measured]:
         measured = []
         for update in updates:
-            g = _gradient(update, config)
+            g = gradient(update, config)
             measured.append(update.blocks.measure(g))  # ‖G_{t,i,:}‖² for each row i
             if config.betas is not None and update.average is not None:
                 update.average.lerp_(g, 1 - config.betas[0])
@@ -30,7 +30,7 @@ class Reference(PartedBackend):
 
     def accumulate(self, updates: Sequence[Update], measured: Sequence[Measured], config: Config) -> None:
         for update, own in zip(updates, measured, strict=True):
-            for v, square, divisor in zip(update.statistics, own, update.divisors, strict=True):
+            for v, square, divisor in zip(update.statistics, own, update.divisors, strict=False):  # derived ones follow
                 if config.betas is None:
                     v += square / divisor  # V_t = V_{t-1} + ‖G_t‖²
                 else:
@@ -41,12 +41,12 @@ class Reference(PartedBackend):
         for update in updates:
             x = _as_read(update.param, update.param)
             average = None if update.average is None else _as_read(update.average, update.param)
-            direction = direction_of(average, lambda: _gradient(update, config), update.step, config)  # noqa: B023
+            direction = direction_of(average, lambda: gradient(update, config), update.step, config)  # noqa: B023
             if config.decay is not None:
                 x = x * config.decay
             correction1, correction2 = config.corrections(update.step)
-            lr, v = config.rate / correction1, [v / correction2 for v in update.statistics]
             geometry = update.blocks
+            lr, v = config.rate / correction1, _corrected(update, geometry, correction2)
             if isinstance(geometry, Diagonal):  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
                 s = geometry.scale(*v) + config.eps
                 x = x - quotient(lr, s) * direction
@@ -56,7 +56,18 @@ class Reference(PartedBackend):
             store(update.param, x, config, update.stream)
 
 
-def _gradient(update: Update, config: Config) -> Tensor:
+def _corrected(update: Update, geometry: Geometry, correction: float | Tensor) -> list[Tensor]:
+    """The statistics, corrected for bias, and what is derived from them every few steps."""
+    measured = len(geometry.statistics)
+    statistics, derived = [v / correction for v in update.statistics[:measured]], update.statistics[measured:]
+    if derived and (int(update.step) - 1) % geometry.every == 0:
+        for kept, new in zip(derived, geometry.derive(*statistics), strict=True):
+            kept.copy_(new)
+    return [*statistics, *derived]
+
+
+def gradient(update: Update, config: Config) -> Tensor:
+    """G_t, with its sign and penalty."""
     g, x = _as_read(update.grad, update.param), update.param
     if config.maximize:
         g = -g

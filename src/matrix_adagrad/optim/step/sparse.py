@@ -19,7 +19,7 @@ from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
 from matrix_adagrad.torch_private import sparse_indices, sparse_values
 
-__all__ = ["Sparse"]
+__all__ = ["Sparse", "touched_rows"]
 
 
 class Sparse(Backend):
@@ -33,7 +33,7 @@ class Sparse(Backend):
     def step(self, updates: Sequence[Update], config: Config) -> None:
         for update in updates:
             count([update.step])
-            update.rows, g = _rows(update.param, update.grad)
+            update.rows, g = touched_rows(update.param, update.grad)
             if update.rows.numel():
                 _step(update, update.rows, g, config)
 
@@ -63,7 +63,7 @@ def _step(update: Update, rows: Tensor, g: Tensor, config: Config) -> None:
     param.index_copy_(0, rows, x)
 
 
-def _rows(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def touched_rows(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that a gradient touches, each once, and their gradient, summed in the compute dtype."""
     (index,), g = sparse_indices(grad), widen(sparse_values(grad), param)
     if grad.is_coalesced():

@@ -61,7 +61,7 @@ class Update:
     @property
     def blocks(self) -> Geometry:
         """The geometry for the tensors as viewed here."""
-        if isinstance(self.geometry, Partition):
+        if isinstance(self.geometry, Partition) and self.statistics:
             return Dims(shared_dims(self.param, self.statistics[0]), self.geometry)
         return self.geometry
 
