@@ -82,7 +82,7 @@ def test_wrong_and_unknown_keywords(cls, options, error, words):
 @every_class
 def test_a_misspelled_option_of_a_group_is_refused_and_notes_of_others_are_not(entrant):
     with pytest.raises(
-        TypeError, match="unknown option 'wieght_decay' in a parameter group: did you mean 'weight_decay'"
+        TypeError, match="a parameter group got an unknown option 'wieght_decay': did you mean 'weight_decay'"
     ):
         entrant([{"params": make_params(), "wieght_decay": 0.1}])
     noted = {"name": "tables", "initial_lr": 0.1, "lr_scale": 0.5, "weight_decay_mult": 1.0}
@@ -101,7 +101,7 @@ def test_a_misspelled_option_of_a_group_is_refused_and_notes_of_others_are_not(e
     ],
 )
 def test_another_optimizers_option_in_a_group_is_refused(cls, key, words):
-    with pytest.raises(TypeError, match=f"unknown option '{key}' in a parameter group: {words}"):
+    with pytest.raises(TypeError, match=f"a parameter group got an unknown option '{key}': {words}"):
         cls([{"params": make_params(), key: 0.5}])
 
 

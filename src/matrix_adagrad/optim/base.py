@@ -67,7 +67,8 @@ class MatrixOptimizer(StatefulOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group with its own options. A refused group leaves no trace."""
         if isinstance(param_group, dict):
-            refuse_unknown(param_group, self.defaults)
+            keys = [key for key in param_group if key not in ("params", "param_names")]
+            refuse_unknown("a parameter group", keys, self.defaults, only_near_misses=True)
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])

@@ -86,7 +86,7 @@ class CombinedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         """Always raise an error that says what to call instead: the right part cannot be known."""
-        parts = ", ".join(f"optimizers[{i}] ({type(part).__name__})" for i, part in enumerate(self.optimizers))
+        parts = ", ".join(_titles(self.optimizers))
         raise TypeError(f"add_param_group: to which part? Call it of one of {parts}; the whole then has the group too")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -146,11 +146,9 @@ class CombinedOptimizer(Optimizer):
         groups: list[dict[str, Any]] = []
         for part in self.optimizers:
             saved, first = part.state_dict(), sum(len(group["params"]) for group in groups)
-            own = {number for group in saved["param_groups"] for number in group["params"]}
-            if more := [*(set(saved) - {"state", "param_groups"}), *(set(saved["state"]) - own)]:
-                raise ValueError(
-                    f"{type(part).__name__} saves {more} besides the state of its parameters: save it separately"
-                )
+            numbers = {number for group in saved["param_groups"] for number in group["params"]}
+            if more := [*(set(saved) - {"state", "param_groups"}), *(set(saved["state"]) - numbers)]:
+                raise ValueError(f"{type(part).__name__} saves {more} besides its parameters' state: save it apart")
             state |= {first + number: value for number, value in saved["state"].items()}
             groups += [
                 {**plain(group), "params": [first + number for number in group["params"]]}
@@ -180,18 +178,15 @@ class CombinedOptimizer(Optimizer):
     def _pieces(self, state_dict: StateDict) -> list[StateDict]:
         """What each part is to load. Parameter numbers stay as they are: torch accepts any."""
         state, groups = dict(state_dict["state"]), list(state_dict["param_groups"])
-        saved, here = ([len(group["params"]) for group in some] for some in (groups, self.param_groups))
-        if saved != here:
-            raise ValueError(
-                f"the saved groups have {saved} parameters, and here they have {here}, part after part: "
-                "nothing was loaded"
-            )
+        saved, needed = ([len(group["params"]) for group in some] for some in (groups, self.param_groups))
+        if saved != needed:
+            raise ValueError(f"the saved groups have {saved} parameters, and these have {needed}: nothing was loaded")
         pieces = []
         for part in self.optimizers:
-            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
-            numbers = [number for group in own for number in group["params"]]
+            part_groups, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            numbers = [number for group in part_groups for number in group["params"]]
             piece = {number: state.pop(number) for number in numbers if number in state}
-            pieces.append({**state_dict, "state": piece, "param_groups": own})
+            pieces.append({**state_dict, "state": piece, "param_groups": part_groups})
         if state:
             raise ValueError(f"the saved state has {list(state)}, which are in none of its groups: nothing was loaded")
         return pieces
@@ -203,8 +198,7 @@ def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
     parts = tuple(optimizers)
     if not parts:
         raise ValueError("optimizers is empty: give at least one")
-    for number, part in enumerate(parts):
-        name = f"optimizers[{number}] ({type(part).__name__})"
+    for name, part in zip(_titles(parts), parts, strict=True):
         if not isinstance(part, Optimizer):
             raise TypeError(f"{name} is not a torch optimizer")
         if isinstance(part, CombinedOptimizer):
@@ -215,31 +209,34 @@ def _checked(optimizers: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
     return parts
 
 
+def _titles(parts: tuple[Optimizer, ...]) -> list[str]:
+    return [f"optimizers[{number}] ({type(part).__name__})" for number, part in enumerate(parts)]
+
+
 def _check_owners(parts: tuple[Optimizer, ...]) -> None:
     owner: dict[Tensor, str] = {}
-    for number, part in enumerate(parts):
-        name = f"optimizers[{number}] ({type(part).__name__})"
+    for title, part in zip(_titles(parts), parts, strict=True):
         for param, words in _named(part):
             if param in owner:
-                raise ValueError(f"{words} of {name} is in {owner[param]} too: a parameter has one optimizer")
-            owner[param] = name
+                raise ValueError(f"{words} of {title} is in {owner[param]} too: a parameter has one optimizer")
+            owner[param] = title
 
 
 def needed_by_step(optimizer: Optimizer) -> str:
     """The argument that ``step`` requires, such as L-BFGS's closure. Empty if it requires none."""
     # Look at the class: schedulers wrap the step of an instance.
-    for one in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
-            return one.name
+    for argument in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
+        if argument.default is argument.empty and argument.kind.name.startswith("POSITIONAL_"):
+            return argument.name
     return ""
 
 
 def without_hooks(optimizer: Optimizer) -> Optimizer:
     """The same optimizer without step hooks and schedulers' wrappers around ``step``: the original keeps those."""
-    one = object.__new__(type(optimizer))
-    one.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    without_step_hooks(one)
-    return one
+    copy = object.__new__(type(optimizer))
+    copy.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    without_step_hooks(copy)
+    return copy
 
 
 def _named(part: Optimizer) -> Iterator[tuple[Tensor, str]]:
@@ -253,28 +250,22 @@ def _named(part: Optimizer) -> Iterator[tuple[Tensor, str]]:
 
 
 def _init_by_a_step(part: Optimizer) -> None:
-    params = [param for param, _ in _named(part)]
-    new = [param for param in params if param.requires_grad and not part.state.get(param)]
-    if not new:
-        return
-    grads = [param.grad for param in params]
-    kept = [
-        {key: value for key, value in group.items() if key in ("lr", "weight_decay")} for group in part.param_groups
-    ]
-    for param in params:
-        param.grad = None
-    for param in new:
-        param.grad = torch.zeros_like(param, requires_grad=False)
-    for group, options in zip(part.param_groups, kept, strict=True):
-        group |= {key: torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0 for key, rate in options.items()}
+    stepper, grads = without_hooks(part), dict[Tensor, Tensor | None]()
+    stepper.param_groups = []
+    for group in part.param_groups:
+        new = [param for param in group["params"] if param.requires_grad and not part.state.get(param)]
+        rates = {key: value for key, value in group.items() if key in ("lr", "weight_decay")}
+        zeros = {key: torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0 for key, rate in rates.items()}
+        stepper.param_groups += [{**group, **zeros, "params": new}] if new else []
+        grads |= {param: param.grad for param in new}
     try:
-        without_hooks(part).step()
+        for param in grads:
+            param.grad = torch.zeros_like(param, requires_grad=False)
+        stepper.step()
     finally:
-        for group, options in zip(part.param_groups, kept, strict=True):
-            group |= options
-        for param, grad in zip(params, grads, strict=True):
+        for param, grad in grads.items():
             param.grad = grad
-    for param in new:
+    for param in grads:
         count = part.state.get(param, {}).get("step")
         if isinstance(count, Tensor):
             count.zero_()
@@ -289,7 +280,7 @@ class _States(MutableMapping[Tensor, Any]):
     def _with(self, param: Tensor) -> MutableMapping[Tensor, Any]:
         """The state of the part that has the parameter."""
         for part in self._parts:
-            if param in part.state or any(param is own for group in part.param_groups for own in group["params"]):
+            if param in part.state or any(param is other for group in part.param_groups for other in group["params"]):
                 return part.state
         raise KeyError("the parameter is in none of the optimizers")
 

@@ -204,39 +204,31 @@ def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, s
     return "\n".join(lines)
 
 
-class _State(NamedTuple):
-    """The state that an optimizer keeps for some parameters, not counting one step counter per parameter."""
-
-    numbers: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, choices: Iterable[Choice], optimizer: str) -> _State:
-        numbers = nbytes = 0
-        for choice in choices:
-            entries, dtype = choice.param.numel(), choice.param.dtype
-            if optimizer in ("Muon", "AdamW"):
-                kept = [(entries * (1 if optimizer == "Muon" else 2), dtype)]
-            else:
-                wide = wide_dtype(dtype)
-                kept = [(choice.geometry.on(choice.param.shape).scales(choice.param.shape), wide.to_real())]
-                kept += [(entries, wide)] * (optimizer == "MatrixMomentum")
-            numbers += sum(count for count, _ in kept)
-            nbytes += sum(count * kind.itemsize for count, kind in kept)
-        return cls(numbers, nbytes)
-
-    def __str__(self) -> str:
-        return f"{self.numbers:,} ({size(self.nbytes)})"
-
-
 def _state_text(choices: list[Choice], optimizers: Mapping[str, str] | None) -> str:
     """The state of the given optimizers, or of both that the groups could go to, next to AdamW's."""
-    adamw = f"AdamW {_State.of(choices, 'AdamW')}"
+
+    def kept_by(name: str) -> str:
+        return f"{name} {_state((choice, name) for choice in choices)}"
+
     if optimizers is None:
-        ours = (f"{name} {_State.of(choices, name)}" for name in ("MatrixAdaGrad", "MatrixMomentum"))
-        return f"{' or '.join(ours)}; {adamw}"
-    names = sorted({optimizers[choice.name] for choice in choices}, key="Muon".__ne__)
-    states = [_State.of([c for c in choices if optimizers[c.name] == name], name) for name in names]
-    parts = [f"{name} {state}" for name, state in zip(names, states, strict=True)]
-    total = f" = {_State(*map(sum, zip(*states, strict=True)))}" if len(parts) > 1 else ""
-    return f"{' + '.join(parts)}{total}; {adamw}"
+        return f"{kept_by('MatrixAdaGrad')} or {kept_by('MatrixMomentum')}; {kept_by('AdamW')}"
+    pairs = [(choice, optimizers[choice.name]) for choice in choices]
+    names = sorted({name for _, name in pairs}, key="Muon".__ne__)
+    parts = [f"{name} {_state(pair for pair in pairs if pair[1] == name)}" for name in names]
+    total = f" = {_state(pairs)}" if len(parts) > 1 else ""
+    return f"{' + '.join(parts)}{total}; {kept_by('AdamW')}"
+
+
+def _state(pairs: Iterable[tuple[Choice, str]]) -> str:
+    """The state that optimizers keep for their parameters, not counting one step counter per parameter."""
+    numbers = nbytes = 0
+    for choice, optimizer in pairs:
+        entries, dtype, wide = choice.param.numel(), choice.param.dtype, wide_dtype(choice.param.dtype)
+        if optimizer in ("Muon", "AdamW"):
+            kept = [(entries * (1 if optimizer == "Muon" else 2), dtype)]
+        else:
+            kept = [(choice.geometry.on(choice.param.shape).scales(choice.param.shape), wide.to_real())]
+            kept += [(entries, wide)] * (optimizer == "MatrixMomentum")
+        numbers += sum(count for count, _ in kept)
+        nbytes += sum(count * kind.itemsize for count, kind in kept)
+    return f"{numbers:,} ({size(nbytes)})"

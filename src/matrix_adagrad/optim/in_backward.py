@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from types import TracebackType
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -33,7 +32,7 @@ class InBackward:
             for place, param in enumerate(group["params"])
             if param.requires_grad
         }
-        self.optimizers = [step.one for step in steps.values()]
+        self.optimizers = [step.stepper for step in steps.values()]
         self._hooks = [_Hook(param, step) for param, step in steps.items()]
         self._steps = list(steps.values())
         for owner in owners:  # whoever keeps the optimizer keeps the steps
@@ -51,9 +50,7 @@ class InBackward:
     def __enter__(self) -> InBackward:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
 
@@ -112,18 +109,17 @@ class _Step:
     """Steps one parameter, with its owner's options and state at the time of the call."""
 
     def __init__(self, owner: Optimizer, number: int, place: int) -> None:
-        self.owner, self.number, self.place, self.one = owner, number, place, without_hooks(owner)
+        self.owner, self.number, self.place, self.stepper = owner, number, place, without_hooks(owner)
 
     def __call__(self, param: Tensor) -> None:
         group = self.owner.param_groups[self.number]
         if group["params"][self.place] is not param:
             raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
-        mine = {**group, "params": [param]}
-        if "param_names" in group:
-            mine["param_names"] = [group["param_names"][self.place]]
-        self.one.param_groups, self.one.state = [mine], self.owner.state  # both are new after load_state_dict
+        lists = {key: [group[key][self.place]] for key in group if key in ("params", "param_names")}
+        # Both are new after load_state_dict.
+        self.stepper.param_groups, self.stepper.state = [{**group, **lists}], self.owner.state
         try:
-            self.one.step()
+            self.stepper.step()
         finally:
             param.grad = None
 

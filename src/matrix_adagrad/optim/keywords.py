@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-__all__ = ["FOREIGN", "refuse_foreign", "refuse_unknown", "refuse_unknown_keywords"]
+__all__ = ["FOREIGN", "refuse_foreign", "refuse_unknown"]
 
 # Options of other optimizers, or other names for ours; the families add each other's.
 FOREIGN = {
@@ -22,24 +22,18 @@ FOREIGN = {
 }
 
 
-def refuse_unknown(given: Mapping[str, Any], options: Collection[str]) -> None:
-    """Raise an error for a key of a group that is another optimizer's option, or almost one of these.
+def refuse_unknown(
+    name: str, given: Iterable[str], options: Collection[str], *, only_near_misses: bool = False
+) -> None:
+    """Raise an error for an option that the owner of this name does not have.
 
-    Other keys stay allowed, as in torch: schedulers, trainers and users keep notes of their own in groups.
+    With ``only_near_misses``, it must be another optimizer's option, or almost one of these. Other keys of a group are
+    allowed, as in torch: schedulers, trainers and users keep notes of their own there.
     """
     for key in given:
         hint = _hint(key, options)
-        if key not in options and key not in ("params", "param_names") and hint:
-            raise TypeError(f"unknown option {key!r} in a parameter group: {hint}")
-
-
-def refuse_unknown_keywords(name: str, given: Mapping[str, Any], options: Collection[str]) -> None:
-    """Raise an error for a keyword that the optimizer of this name does not have."""
-    for key in given:
-        if key not in options:
-            raise TypeError(
-                f"{name} got an unknown option {key!r}: {_hint(key, options) or f'it has {sorted(options)}'}"
-            )
+        if key not in options and (hint or not only_near_misses):
+            raise TypeError(f"{name} got an unknown option {key!r}: {hint or f'it has {sorted(options)}'}")
 
 
 def _hint(key: str, options: Collection[str]) -> str:

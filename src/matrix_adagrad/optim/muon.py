@@ -14,10 +14,10 @@ from matrix_adagrad.geometry import Batched
 from matrix_adagrad.optim.adagrad import MatrixAdaGrad
 from matrix_adagrad.optim.combined import CombinedOptimizer
 from matrix_adagrad.optim.groups import Choice, Rules, choose, explained, grouped
-from matrix_adagrad.optim.keywords import refuse_unknown_keywords
+from matrix_adagrad.optim.keywords import refuse_unknown
 from matrix_adagrad.optim.kinds import MATRIX
 from matrix_adagrad.optim.momentum import MatrixMomentum
-from matrix_adagrad.optim.step.config import FLAG, NOT_NEGATIVE, RATE, Allowed, check_values, is_number
+from matrix_adagrad.optim.step.config import FLAG, NOT_NEGATIVE, RATE, Allowed, check_values, numbers, one_of
 from matrix_adagrad.optim.step.update import is_sharded
 from matrix_adagrad.text import show
 
@@ -34,21 +34,14 @@ _MUON_ALLOWED: dict[str, Allowed] = {
     "weight_decay": NOT_NEGATIVE,
     "momentum": NOT_NEGATIVE,
     "nesterov": FLAG,
-    "ns_coefficients": Allowed(
-        "three numbers",
-        lambda value: isinstance(value, tuple | list) and len(value) == 3 and all(map(is_number, value)),
-    ),
+    "ns_coefficients": numbers("three numbers", 3),
     "eps": NOT_NEGATIVE,
     "ns_steps": Allowed(
         "an int from 0 to 99",
         lambda value: isinstance(value, int) and not isinstance(value, bool),
         lambda value: 0 <= value < 100,
     ),
-    "adjust_lr_fn": Allowed(
-        "'original', 'match_rms_adamw' or None",
-        lambda value: value is None or isinstance(value, str),
-        lambda value: value in (None, "original", "match_rms_adamw"),
-    ),
+    "adjust_lr_fn": one_of("original", "match_rms_adamw", None),
 }
 _MUON_OPTIONS = frozenset(inspect.signature(Muon).parameters) - {"params", "lr"}
 
@@ -115,7 +108,7 @@ def muon_with_rows(
         raise ValueError(f"rows must be {' or '.join(map(repr, _ROWS))}, got {rows!r}")
     cls, usual_lr = _ROWS[rows]
     own_options = [name for name in cls.CONFIG.OPTIONS if name not in ("lr", "geometry")]
-    refuse_unknown_keywords("muon_with_rows", options, [*_OWN_OPTIONS, *own_options])
+    refuse_unknown("muon_with_rows", options, [*_OWN_OPTIONS, *own_options])
     check_values({"lr": lr, "weight_decay": weight_decay})
     check_values({"rows_lr": usual_lr if rows_lr is None else rows_lr}, {"rows_lr": RATE})
     muon = _checked(muon)
@@ -148,7 +141,7 @@ def _checked(muon: Mapping[str, Any] | None) -> dict[str, Any]:
     muon = dict(muon or {})
     if "lr" in muon:
         raise TypeError("muon has no 'lr': Muon's learning rate is the lr of muon_with_rows")
-    refuse_unknown_keywords("muon", muon, _MUON_OPTIONS)
+    refuse_unknown("muon", muon, _MUON_OPTIONS)
     check_values(muon, _MUON_ALLOWED, "muon's ")
     return muon
 

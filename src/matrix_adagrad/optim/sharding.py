@@ -46,6 +46,7 @@ __all__ = [
     "shards_of",
     "statistic_layout",
     "sum_over_shards",
+    "whole",
     "whole_statistic",
 ]
 
@@ -61,13 +62,14 @@ class Layout(NamedTuple):
 def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]) -> Layout:
     """The layout of the statistic for a parameter with this full shape and these placements."""
     along = geometry.sharded_dims(shape) or {}
-    own: list[Placement] = []
-    for placement in placements:
+    kept: list[Placement] = []
+    divided = []
+    for i, placement in enumerate(placements):
         dim = sharded_dim(placement)
-        own.append(Replicate() if dim is None or dim not in along else _moved(placement, along[dim]))
-    pairs = enumerate(zip(placements, own, strict=True))
-    divided = [i for i, (theirs, mine) in pairs if mine.is_replicate() and not theirs.is_replicate()]
-    return Layout(tuple(own), tuple(divided))
+        kept.append(Replicate() if dim is None or dim not in along else _moved(placement, along[dim]))
+        if kept[-1].is_replicate() and not placement.is_replicate():
+            divided.append(i)
+    return Layout(tuple(kept), tuple(divided))
 
 
 def sharded_dim(placement: Placement) -> int | None:
@@ -147,79 +149,64 @@ def _pieces(
     """One piece, unless a dimension is both cut into blocks and sharded. Then there is one per block on this rank."""
     cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
     for d, parts in enumerate(geometry.parts(shape)):
-        sizes = [cut[part] for part in parts]
-        if len(parts) == 1 or d not in map(sharded_dim, placements):
-            along.append(
-                [_Piece((_ALL,), (local_shape[d],) if len(parts) == 1 else tuple(sizes), (_ALL,) * len(parts))]
-            )
-            continue
-        along.append([])
-        for start, numbers in _cut(_ranges(shape[d], d, mesh, placements, rank), sizes[-1]):
-            end = start + len(numbers)
-            extent = (*[1] * (len(parts) - 1), len(numbers))
-            first = [int(k) for k in torch.unravel_index(torch.tensor(numbers.start), sizes)]
-            scales = [slice(k, k + size) for k, size in zip(first, extent, strict=True)]
-            scales = [_ALL if part in inside else own for part, own in zip(parts, scales, strict=True)]
-            along[-1].append(_Piece((slice(start, end),), extent, tuple(scales)))
-    joined = (zip(*pieces, strict=True) if pieces else ((), (), ()) for pieces in itertools.product(*along))
+        sizes = tuple(cut[part] for part in parts)
+        if len(parts) == 1:
+            along.append([_Piece((_ALL,), (local_shape[d],), (_ALL,))])
+        elif d not in map(sharded_dim, placements):
+            along.append([_Piece((_ALL,), sizes, (_ALL,) * len(parts))])
+        else:
+            ranges = _ranges(shape[d], d, mesh, placements, rank)
+            along.append([*_pieces_along(ranges, sizes, [part in inside for part in parts])])
+    joined = (zip(_Piece((), (), ()), *pieces, strict=True) for pieces in itertools.product(*along))
     return tuple(_Piece(*(tuple(itertools.chain(*field)) for field in fields)) for fields in joined)
 
 
-def _cut(ranges: Iterable[range], length: int) -> Iterator[tuple[int, range]]:
-    """Ranges, cut at multiples of a length, each with its offset within all of them."""
-    place = 0
-    for whole in ranges:
-        start = whole.start
-        while start < whole.stop:
-            end = min(whole.stop, (start // length + 1) * length)
-            yield place, range(start, end)
-            place, start = place + end - start, end
-
-
-def _pieces_of(param: DTensor, geometry: Partition) -> tuple[_Piece, ...]:
-    return _pieces(geometry, param.shape, local(param).shape, param.device_mesh, param.placements, dist.get_rank())
+def _pieces_along(ranges: Iterable[range], sizes: tuple[int, ...], is_inside: Sequence[bool]) -> Iterator[_Piece]:
+    """Ranges of a dimension that is viewed in these sizes, cut where the last of them ends."""
+    offset = 0
+    for numbers in ranges:
+        start = numbers.start
+        while start < numbers.stop:
+            length = min(numbers.stop - start, sizes[-1] - start % sizes[-1])
+            shape = (*[1] * (len(sizes) - 1), length)
+            first = map(int, torch.unravel_index(torch.tensor(start), sizes))
+            scales = [_ALL if inside else slice(k, k + n) for k, n, inside in zip(first, shape, is_inside, strict=True)]
+            yield _Piece((slice(offset, offset + length),), shape, tuple(scales))
+            offset, start = offset + length, start + length
 
 
 def localize(update: Update) -> Update | SplitUpdate:
     """Turn the step of a DTensor in a partition into a step of plain tensors on this rank."""
-    param, geometry = update.param, update.geometry
+    param, geometry, shard = update.param, update.geometry, _redistributed(update).mapped(local)
     assert isinstance(param, DTensor)
     assert isinstance(geometry, Partition)
-    shards = [local(x) for x in _full_size(update)]
-    statistic, layout = local(update.statistics[0]), statistic_layout(geometry, param.shape, param.placements)
-    pieces = _pieces_of(param, geometry)
-    if not layout.divided:
-        (piece,) = pieces
-        return _part(update, [x.view(piece.shape) for x in shards], statistic)
-    mesh = param.device_mesh
-    groups = [_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided if mesh.size(dim) > 1]
+    mesh, placements, statistic = param.device_mesh, param.placements, local(update.statistics[0])
+    pieces = _pieces(geometry, param.shape, shard.param.shape, mesh, placements, dist.get_rank())
+    divided = statistic_layout(geometry, param.shape, placements).divided
+    parts = [
+        replace(
+            shard.mapped(lambda x: x[piece.where].view(piece.shape)),  # noqa: B023
+            statistics=(statistic[piece.scales],),
+            stream=mixed(update.stream, number) if number and update.stream else update.stream,
+        )
+        for number, piece in enumerate(pieces)
+    ]
+    for part in parts:
+        part.is_single_block = part.statistics[0].numel() == 1 < update.statistics[0].numel()
+    if not divided:
+        return parts[0]
+    groups = [_Group(mesh.get_group(dim), mesh.device_type) for dim in divided if mesh.size(dim) > 1]
     split = SplitUpdate(replace(update, statistics=(statistic,)), groups)
-    for number, piece in enumerate(pieces):
-        parts = [x[piece.where].view(piece.shape) for x in shards]
-        if parts[0].numel():
-            part = _part(update, parts, statistic[piece.scales], number)
+    for part, piece in zip(parts, pieces, strict=True):
+        if part.param.numel():
             part.sums = torch.empty_like(part.statistics[0])
             split.pieces.append(part)
             split.places.append(piece.scales)
     return split
 
 
-def _part(update: Update, full_size: Sequence[Tensor], statistic: Tensor, number: int = 0) -> Update:
-    """A part of a parameter as a separate update."""
-    param, grad, *average = full_size
-    return replace(
-        update,
-        param=param,
-        grad=grad,
-        average=average[0] if average else None,
-        statistics=(statistic,),
-        is_single_block=statistic.numel() == 1 < update.statistics[0].numel(),
-        stream=mixed(update.stream, number) if number and update.stream else update.stream,
-    )
-
-
-def _full_size(update: Update) -> list[Tensor]:
-    """A parameter, its gradient, and the average of its gradients, all with the parameter's placements."""
+def _redistributed(update: Update) -> Update:
+    """The update with a gradient that has the parameter's placements."""
     param, grad = update.param, update.grad
     assert isinstance(param, DTensor)
     if not isinstance(grad, DTensor):
@@ -227,9 +214,9 @@ def _full_size(update: Update) -> list[Tensor]:
             f"a parameter of shape {tuple(param.shape)} is sharded over {param.placements}, and its gradient is a "
             "plain tensor: give a DTensor, such as distribute_tensor(grad, param.device_mesh, param.placements)"
         )
-    if grad.placements != param.placements:  # perhaps Partial: a pending sum over the mesh
-        grad = grad.redistribute(param.device_mesh, param.placements)
-    return [param, grad] if update.average is None else [param, grad, update.average]
+    if grad.placements == param.placements:
+        return update
+    return replace(update, grad=grad.redistribute(param.device_mesh, param.placements))  # perhaps a pending sum
 
 
 def with_whole_blocks(update: Update) -> Update | None:
@@ -244,16 +231,20 @@ def with_whole_blocks(update: Update) -> Update | None:
 
 def gather(update: Update) -> Update:
     """Turn a DTensor whose geometry needs the full gradient into an update of full tensors on every rank."""
-    param, grad, *average = (x.full_tensor() for x in _full_size(update) if isinstance(x, DTensor))
     statistics = tuple(map(local, update.statistics))  # they are replicated
-    return replace(update, param=param, grad=grad, average=average[0] if average else None, statistics=statistics)
+    return replace(_redistributed(update).mapped(whole), statistics=statistics)
 
 
-def scatter(update: Update, whole: Update) -> None:
+def whole(x: Tensor) -> Tensor:
+    """The full tensor of a DTensor, gathered, or the tensor itself if it is not a DTensor."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def scatter(update: Update, gathered: Update) -> None:
     """Write back this rank's shard of the gathered parameter after its step."""
-    local(update.param).copy_(shards_of(whole.param, update.param))
-    if update.average is not None and whole.average is not None:
-        local(update.average).copy_(shards_of(whole.average, update.average))
+    local(update.param).copy_(shards_of(gathered.param, update.param))
+    if update.average is not None and gathered.average is not None:
+        local(update.average).copy_(shards_of(gathered.average, update.average))
 
 
 # ----------------------------------------------------------------------------------------------- blocks on many ranks
@@ -305,31 +296,26 @@ def all_reduce(parameters: Sequence[SplitUpdate]) -> Iterator[None]:
 
 
 def empty_statistics(param: Tensor, geometry: Geometry, dtype: torch.dtype) -> list[Tensor]:
-    """A parameter's statistics, each in its own layout."""
+    """A parameter's statistics, laid out as the geometry says."""
     assert isinstance(param, DTensor)
-    return [
-        _empty_statistic(param, shape, statistic_layout(geometry, param.shape, param.placements), dtype)
-        for shape in (*geometry.statistic_shapes(param.shape), *geometry.derived_shapes(param.shape))
-    ]
-
-
-def _empty_statistic(param: DTensor, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> Tensor:
-    sizes = list(shape)
-    for theirs, mine in zip(map(sharded_dim, param.placements), map(sharded_dim, layout.placements), strict=True):
-        if theirs is not None and mine is not None:
-            sizes[mine] = local(param).shape[theirs]
-    shard = empty_like(local(param), tuple(sizes), dtype)
-    strides = empty_like(torch.empty_strided(param.shape, param.stride(), device="meta"), shape, dtype).stride()
-    statistic: Tensor = DTensor.from_local(
-        shard, param.device_mesh, layout.placements, run_check=False, shape=torch.Size(shape), stride=strides
-    )
-    return statistic.to(shard.device)  # the parameter may be offloaded from the mesh's devices
+    placements = statistic_layout(geometry, param.shape, param.placements).placements
+    mesh, statistics = param.device_mesh, []
+    for shape in map(torch.Size, (*geometry.statistic_shapes(param.shape), *geometry.derived_shapes(param.shape))):
+        sizes = list(shape)
+        for param_dim, dim in zip(map(sharded_dim, param.placements), map(sharded_dim, placements), strict=True):
+            if param_dim is not None and dim is not None:
+                sizes[dim] = local(param).shape[param_dim]
+        shard = empty_like(local(param), tuple(sizes), dtype)
+        strides = empty_like(torch.empty_strided(param.shape, param.stride(), device="meta"), shape, dtype).stride()
+        statistic = DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=strides)
+        statistics.append(statistic.to(shard.device))  # the parameter may be offloaded from the mesh's devices
+    return statistics
 
 
 def shards_of(value: Tensor, like: Tensor) -> Tensor:
     """A full or differently sharded value, resharded like ``like``."""
     if not isinstance(like, DTensor):
-        return value.full_tensor() if isinstance(value, DTensor) else value
+        return whole(value)
     if isinstance(value, DTensor):
         return local(value.redistribute(like.device_mesh, like.placements))
     return local(distribute_tensor(value.detach(), like.device_mesh, like.placements, src_data_rank=None))
@@ -345,31 +331,25 @@ def domain_of_shard(param: DTensor, domain: Domain) -> tuple[Tensor, Domain, boo
     """
     if domain.is_separable_by_rows(param.shape) and {*map(sharded_dim, param.placements)} <= {0, None}:
         ranges = _ranges(param.shape[0], 0, param.device_mesh, param.placements, dist.get_rank())
-        rows = [torch.arange(own.start, own.stop, device=local(param).device) for own in ranges]
-        empty = torch.empty(0, dtype=torch.int64, device=local(param).device)
-        return local(param), domain.of_rows(torch.cat([empty, *rows]), param.shape), True
+        rows = [torch.arange(some.start, some.stop, device=local(param).device) for some in (range(0), *ranges)]
+        return local(param), domain.of_rows(torch.cat(rows), param.shape), True
     return param.full_tensor(), domain, False
 
 
 def project_shards(update: Update, config: Config, domain: Domain) -> None:
     """`project` for a sharded parameter."""
-    param, statistics = update.param, update.statistics
+    param = update.param
     assert isinstance(param, DTensor)
-    x, own, is_rows = domain_of_shard(param, domain)
-    if is_rows and own.depends_on_metric and not _rows_have_scales(update):
-        x, own, is_rows = param.full_tensor(), domain, False
-    if is_rows or not own.depends_on_metric:
-        scales = tuple(map(local, statistics))
-    else:
-        scales = tuple(v.full_tensor() if isinstance(v, DTensor) else v for v in statistics)
-    project(replace(update, param=x, grad=x, statistics=scales), config, own)
+    x, domain_here, is_rows = domain_of_shard(param, domain)
+    # The local statistic may be for blocks that rows share, or there may be several.
+    rows_have_scales = isinstance(update.geometry, Partition) and update.statistics[0].dim() == param.dim()
+    if is_rows and domain.depends_on_metric and not rows_have_scales:
+        x, domain_here, is_rows = param.full_tensor(), domain, False
+    as_needed = local if is_rows or not domain.depends_on_metric else whole
+    statistics = tuple(map(as_needed, update.statistics))
+    project(replace(update, param=x, grad=x, statistics=statistics), config, domain_here)
     if not is_rows:
         local(param).copy_(shards_of(x, param))
-
-
-def _rows_have_scales(update: Update) -> bool:
-    """Whether the local statistic is for the local rows, rather than for blocks that rows share, or for several."""
-    return isinstance(update.geometry, Partition) and update.statistics[0].dim() == update.param.dim()
 
 
 def sum_over_shards(value: float, param: DTensor, how: str = "sum") -> float:
@@ -379,12 +359,10 @@ def sum_over_shards(value: float, param: DTensor, how: str = "sum") -> float:
     return float(DTensor.from_local(number, param.device_mesh, placements, run_check=False).full_tensor())
 
 
-def whole_statistic(own: Tensor, param: DTensor, geometry: Partition) -> Tensor:
+def whole_statistic(shard: Tensor, param: DTensor, geometry: Partition) -> Tensor:
     """A parameter's full statistic, summed from each rank's shard."""
     shape, layout = geometry.statistic_shape(param.shape), statistic_layout(geometry, param.shape, param.placements)
     placements = [Partial() if i in layout.divided else placement for i, placement in enumerate(layout.placements)]
     stride = torch.empty(shape, device="meta").stride()
-    parts = DTensor.from_local(
-        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
-    return parts.full_tensor()
+    mesh, size = param.device_mesh, torch.Size(shape)
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=size, stride=stride).full_tensor()

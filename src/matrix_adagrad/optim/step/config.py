@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, Partition
-from matrix_adagrad.optim.keywords import FOREIGN, refuse_unknown_keywords
+from matrix_adagrad.optim.keywords import FOREIGN, refuse_unknown
 
 __all__ = [
     "RUN_OPTIONS",
@@ -57,7 +57,22 @@ def _is_not_negative(value: Any) -> bool:
     return bool(math.isfinite(value) and value >= 0)
 
 
-FLAG = Allowed("True or False", lambda value: isinstance(value, bool))
+def one_of(*values: Any) -> Allowed:
+    """One of these values."""
+    words = f"{', '.join(map(repr, values[:-1]))} or {values[-1]!r}"
+    return Allowed(words, lambda value: isinstance(value, tuple(map(type, values))), lambda value: value in values)
+
+
+def numbers(words: str, count: int, is_value: Callable[[Any], bool] = lambda _: True) -> Allowed:
+    """A tuple or list of so many numbers."""
+
+    def is_type(value: Any) -> bool:
+        return isinstance(value, tuple | list) and len(value) == count and all(map(is_number, value))
+
+    return Allowed(words, is_type, is_value)
+
+
+FLAG = one_of(True, False)
 NOT_NEGATIVE = Allowed("a finite number, at least 0", is_number, _is_not_negative)
 RATE = Allowed(
     "a finite number, at least 0, or a tensor with one such element",
@@ -68,17 +83,10 @@ RATE = Allowed(
         else _is_not_negative(value)
     ),
 )
-_CHOICE = Allowed("True, False or None (to choose by itself)", lambda value: value is None or isinstance(value, bool))
-_REDUCTION = Allowed("'sum' or 'mean'", lambda value: isinstance(value, str), lambda value: value in ("sum", "mean"))
-_BETAS = Allowed(
-    "two numbers, each at least 0 and less than 1",
-    lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(is_number, value)),
-    lambda value: all(0 <= beta < 1 for beta in value),
-)
+_CHOICE, _REDUCTION = one_of(True, False, None), one_of("sum", "mean")
+_BETAS = numbers("two numbers, each at least 0 and less than 1", 2, lambda betas: all(0 <= beta < 1 for beta in betas))
+_SCALE = one_of("rms", None)
 _DECAY_RATE = Allowed("a number, at least 0 and less than 1", is_number, lambda value: 0 <= value < 1)
-_SCALE = Allowed(
-    "'rms' or None", lambda value: value is None or isinstance(value, str), lambda value: value in (None, "rms")
-)
 _PARTITION = Allowed("a partition, such as Row(), or None", lambda value: value is None or isinstance(value, Partition))
 _DOMAIN = Allowed("a Domain, such as RowBalls(1.0), or None", lambda value: value is None or isinstance(value, Domain))
 
@@ -309,7 +317,7 @@ def takes(config: Callable[_P, Config]) -> Callable[[_Init], Callable[Concatenat
 
         @functools.wraps(signature.__init__)
         def constructor(self: Any, params: ParamsT, *args: _P.args, **options: _P.kwargs) -> None:
-            refuse_unknown_keywords(type(self).__name__, options, cls.OPTIONS)
+            refuse_unknown(type(self).__name__, options, cls.OPTIONS)
             init(self, params, config(*args, **options))
 
         return constructor  # type: ignore[return-value]

@@ -69,9 +69,12 @@ class Update:
         """A full parameter with a dense gradient, in the shape that a partition's statistic broadcasts against."""
         if not isinstance(self.geometry, Partition) or type(self.geometry).cut is Partition.cut:
             return self
-        view = self.geometry.view
-        average = None if self.average is None else view(self.average)
-        return replace(self, param=view(self.param), grad=view(self.grad), average=average)
+        return self.mapped(self.geometry.view)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Update:
+        """The update with another form of its full-size tensors."""
+        average = None if self.average is None else change(self.average)
+        return replace(self, param=change(self.param), grad=change(self.grad), average=average)
 
 
 @dataclass(frozen=True)
