@@ -16,11 +16,12 @@ LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 kernels = Extension(
     "matrix_adagrad.native._kernels",
     sources=[f"{NATIVE}/{name}.c" for name in SOURCES],
-    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "step", "threads", "tiles")],
+    depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "step", "threads", "tiles", "update")],
     # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
     extra_compile_args=[
         *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
         *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+        "-falign-loops=64",  # or the speed of a loop depends on the code before it, by up to 15 %
     ],
     extra_link_args=["-fopenmp", "-lm"],
     optional=True,

@@ -88,8 +88,8 @@ EXPORT int64_t matrix_adagrad_sum_bags(const void *table, int64_t rows, int64_t 
                                        int64_t bags, void *out, int64_t threads)
 {
     const bag_sum w = {
-        .stored_ops = arithmetic_of(dtype),
-        .real_ops = real_arithmetic_of(dtype),
+        .stored_ops = arithmetic_of(dtype, NO_MOMENTUM),
+        .real_ops = real_arithmetic_of(dtype, NO_MOMENTUM),
         .table = table,
         .rows = rows,
         .columns = columns,

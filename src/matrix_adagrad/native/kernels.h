@@ -10,6 +10,8 @@
 #ifndef MATRIX_ADAGRAD_KERNELS_H
 #define MATRIX_ADAGRAD_KERNELS_H
 
+#include "update.h"
+
 #include <stdint.h>
 
 /* Every constant names its unit: bytes, entries of a matrix, rows or columns. docs/kernels.md has them in a table. */
@@ -90,33 +92,13 @@ typedef struct {
     X(indices, offsets)                                                                                                \
     X(int64_t, bags)
 
-/* The configuration of an update, for all tensors of a call. The names are those of the Python options; momentum says
-   whether there are running averages, and seed is that of the stochastic rounding to bfloat16: 0 rounds to nearest. */
-#define CONFIG_FIELDS(X)                                                                                               \
-    X(double, lr)                                                                                                      \
-    X(double, eps)                                                                                                     \
-    X(double, weight_decay)                                                                                            \
-    X(double, beta1)                                                                                                   \
-    X(double, beta2)                                                                                                   \
-    X(int64_t, momentum)                                                                                               \
-    X(int64_t, bias_correction)                                                                                        \
-    X(int64_t, nesterov)                                                                                               \
-    X(int64_t, decoupled_weight_decay)                                                                                 \
-    X(int64_t, maximize)                                                                                               \
-    X(uint64_t, seed)
-
 /* Python packs words of 8 bytes: no field has another size, and there is no padding. */
-#define FIELD(type, name) type name;
 #define FIELD_BYTES(type, name) +sizeof(type)
 #define ASSERT_WORDS(type, name) _Static_assert(sizeof(type) % 8 == 0, #name " does not consist of words of 8 bytes");
 
 typedef struct {
     TENSOR_FIELDS(FIELD)
 } tensor;
-
-typedef struct {
-    CONFIG_FIELDS(FIELD)
-} config;
 
 TENSOR_FIELDS(ASSERT_WORDS)
 CONFIG_FIELDS(ASSERT_WORDS)
@@ -126,29 +108,15 @@ _Static_assert(sizeof(config) == 0 CONFIG_FIELDS(FIELD_BYTES), "config has paddi
 
 /* ------------------------------------------------------------------------------------------------------------ tiles */
 
-enum momentum { NO_MOMENTUM, MOMENTUM, NESTEROV };
-
-/* A configuration for one tensor at one step. */
-typedef struct {
-    double lr, v_correction, eps;  /* scale = lr / (√(v_correction · V) + eps) */
-    double v_decay, v_weight;      /* V ← v_decay · V + v_weight · Σg² */
-    double beta1, one_minus_beta1; /* D ← β₁ · D + (1 − β₁) · g, the running average */
-    double nesterov_weight;        /* D ← nesterov_weight · D + (1 − β₁) · g where x moves, for NESTEROV */
-    double sign, l2, shrinkage;    /* g ← sign · g + l2 · x, and x ← shrinkage · x − scale · D */
-    int64_t momentum;              /* of enum momentum */
-    uint64_t seed;
-} settings;
-
 /* Rows of a matrix, or parts of them, with contiguous entries: in place, or a copy. */
 typedef struct {
     void *x, *g, *average, *v;                            /* v: with a scale per row or per entry */
     int64_t x_stride, g_stride, average_stride, v_stride; /* from row to row, in entries */
     const int64_t *row_index;                             /* the rows of x, average and v; NULL: consecutive rows */
     int64_t rows, columns;
-    double sign;
 } tile_view;
 
-/* The arithmetic on tiles, for one dtype; sums and scales are reals: float, or double for F64. */
+/* The arithmetic on tiles, for a dtype and a kind of momentum; sums and scales are reals: float, or double for F64. */
 typedef struct {
     int64_t entry_bytes, real_bytes;
     void (*read_rows)(const tile_view *t, const settings *s, void *squares);    /* Σg² by row; g joins the average */
@@ -170,8 +138,8 @@ typedef struct {
 } arithmetic;
 
 /* For the CPU that runs this: on entries of this dtype, and on the reals that they are widened to. */
-const arithmetic *arithmetic_of(int64_t dtype);
-const arithmetic *real_arithmetic_of(int64_t dtype);
+const arithmetic *arithmetic_of(int64_t dtype, enum momentum momentum);
+const arithmetic *real_arithmetic_of(int64_t dtype, enum momentum momentum);
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

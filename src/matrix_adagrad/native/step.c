@@ -3,49 +3,21 @@
 #include "step.h"
 #include "threads.h"
 
-#include <math.h>
-
-/* β₁; or, since lr has the correction of this step and not of the next one, β₁ · (1 − β₁ᵗ) / (1 − β₁ᵗ⁺¹). */
-static double nesterov_weight(double step, const config *c)
-{
-    if (!c->bias_correction || c->beta1 == 0) return c->beta1;
-    double log_beta1 = log1p(c->beta1 - 1);
-    return c->beta1 * expm1(step * log_beta1) / expm1((step + 1) * log_beta1);
-}
-
-static settings settings_at(double step, const tensor *t, const config *c)
-{
-    int bias_corrected = c->momentum && c->bias_correction;
-    settings s = {
-        .lr = bias_corrected && c->beta1 > 0 ? c->lr / -expm1(step * log1p(c->beta1 - 1)) : c->lr,
-        .v_correction = bias_corrected && c->beta2 > 0 ? 1 / -expm1(step * log1p(c->beta2 - 1)) : 1,
-        .eps = c->eps,
-        .v_decay = c->momentum ? c->beta2 : 1,
-        .v_weight = (c->momentum ? 1 - c->beta2 : 1) / (double)t->divisor,
-        .beta1 = c->beta1,
-        .one_minus_beta1 = 1 - c->beta1,
-        .nesterov_weight = c->momentum && c->nesterov ? nesterov_weight(step, c) : 0,
-        .sign = c->maximize ? -1 : 1,
-        .l2 = c->decoupled_weight_decay ? 0 : c->weight_decay,
-        .shrinkage = c->decoupled_weight_decay ? 1 - c->lr * c->weight_decay : 1,
-        .momentum = c->momentum && c->beta1 != 0 ? (c->nesterov ? NESTEROV : MOMENTUM) : NO_MOMENTUM,
-        .seed = t->dtype == BF16 && c->seed ? (c->seed + t->stream * 0x9e3779b97f4a7c15u) | 1 : 0,
-    };
-    return s;
-}
-
 settings begin_step(const tensor *t, const config *c, int passes)
 {
     if (passes == (READ | MOVE)) {
         if (t->step_is_f64) *(double *)t->step += 1;
         else *(float *)t->step += 1;
     }
-    return settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t, c);
+    settings s = settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t->divisor, c);
+    s.seed = t->dtype == BF16 && c->seed ? (c->seed + t->stream * 0x9e3779b97f4a7c15u) | 1 : 0;
+    return s;
 }
 
 void plan_work(const tensor *t, const settings *s, int passes, const uint64_t *order, work *w)
 {
-    const arithmetic *stored_ops = arithmetic_of(t->dtype), *real_ops = real_arithmetic_of(t->dtype);
+    const arithmetic *stored_ops = arithmetic_of(t->dtype, s->momentum),
+                     *real_ops = real_arithmetic_of(t->dtype, s->momentum);
     int contiguous = t->x.inner == 1 && (order || t->g.inner == 1) && (!s->momentum || t->average.inner == 1) &&
                      (t->kind != PER_ENTRY || t->statistic.inner == 1);
     int needs_reals =
@@ -109,20 +81,17 @@ static void copy_to(const tile_buffers *buf, const work *w, const span *at, int 
 void open_tile(const work *w, const span *at, int passes, const tile_buffers *buf, tile_view *tile)
 {
     const tensor *t = w->t;
-    tile->rows = at->rows, tile->columns = at->columns, tile->sign = w->s->sign;
+    tile->rows = at->rows, tile->columns = at->columns;
     if (t->kind == PER_OUTER) tile->v = entry_at(t->statistic.data, at->row, w->ops->real_bytes);
     if (w->staged) copy_to(buf, w, at, passes, tile);
     else point_at(w, at, tile);
     if (w->staged || w->order) tile->g = buf->g, tile->g_stride = at->columns;
-    if (!(passes & READ) && w->s->momentum == MOMENTUM) return; /* moves along the average */
+    if (!(passes & READ) && moves_without_g(w->s)) return;
     if (w->order)
         w->stored_ops->gather_sums(t->g.data, t->g.outer, t->g.inner, w->order, t->nnz, at->starts, at->rows,
                                    at->columns, tile->g);
     else if (w->staged) load(w->stored_ops, &t->g, at, tile->g);
-    if (w->s->l2 != 0) {
-        w->ops->add_penalty(tile->g, tile->x, w->s, at->rows * at->columns);
-        tile->sign = 1;
-    }
+    if (w->s->l2 != 0) w->ops->add_penalty(tile->g, tile->x, w->s, at->rows * at->columns);
 }
 
 void close_tile(const work *w, const tile_view *tile, const span *at, int passes)

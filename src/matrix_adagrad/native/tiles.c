@@ -13,7 +13,31 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#define NOINLINE static __attribute__((noinline))
+
+/* A function f_MOMENTUM for each kind of momentum, of the function f of a tile, its settings, further arguments and the
+   kind. Local copies of t and s tell the compiler that f writes to neither. */
+#define SPECIALIZE(f, parameters, ...) FOR_EACH_MOMENTUM(SPECIALIZE_FOR, f, parameters, ##__VA_ARGS__)
+#define SPECIALIZE_FOR(momentum, f, parameters, ...)                                                                   \
+    static void NAME(f##_##momentum) parameters                                                                        \
+    {                                                                                                                  \
+        const tile_view tile = *t;                                                                                     \
+        const settings constants = *s;                                                                                 \
+        NAME(f)(&tile, &constants, ##__VA_ARGS__, momentum);                                                           \
+    }
+
+/* ------------------------------------------------------------------------------------------------ float and double */
+
+#define REAL float
+#define SQRT sqrtf
+#define REAL_MAX FLT_MAX
+#define NAME(f) f##_float
+#include "reals.h"
+
+#define REAL double
+#define SQRT sqrt
+#define REAL_MAX DBL_MAX
+#define NAME(f) f##_double
+#include "reals.h"
 
 /* ---------------------------------------------------------------------------------------- bfloat16 and float16 */
 
@@ -109,12 +133,12 @@ INLINE f32x8 add_pair_vectors(const f32xn *a)
 #endif
 }
 
-INLINE void move_pairs(uint16_t *x, const uint16_t *g, float shrinkage, float scale)
+INLINE void move_pairs(uint16_t *x, const uint16_t *g, settings_float u, float scale)
 {
     for (int h = 0; h < PAIR_VECTORS; h++, x += 32 / PAIR_VECTORS, g += 32 / PAIR_VECTORS) {
         u32xn xs = *(const u32xn_unaligned *)x, gs = *(const u32xn_unaligned *)g;
-        f32xn lower = LOWER_F32(xs) * shrinkage - scale * LOWER_F32(gs),
-              upper = UPPER_F32(xs) * shrinkage - scale * UPPER_F32(gs);
+        f32xn lower = MOVED(u, LOWER_F32(xs), scale, LOWER_F32(gs)),
+              upper = MOVED(u, UPPER_F32(xs), scale, UPPER_F32(gs));
         *(u32xn_unaligned *)x = round_pair_fast(lower, upper);
     }
 }
@@ -165,24 +189,7 @@ INLINE u16x8 to_f16(f32x8 f) /* to nearest, ties to even */
 }
 #endif
 
-/* The running average after g: β₁ · average + (1 − β₁) · g. For small β₁ the correction is taken from g, or a large
-   average would swallow a small g. */
-#define LERP(average, g)                                                                                               \
-    (beta1 > 0.5 ? (average) + one_minus_beta1 * ((g) - (average)) : (g) - beta1 * ((g) - (average)))
-
 /* ---------------------------------------------------------------------------------------------------- the dtypes */
-
-#define REAL float
-#define SQRT sqrtf
-#define REAL_MAX FLT_MAX
-#define NAME(f) f##_float
-#include "reals.h"
-
-#define REAL double
-#define SQRT sqrt
-#define REAL_MAX DBL_MAX
-#define NAME(f) f##_double
-#include "reals.h"
 
 #define STORED float
 #define REAL float
@@ -225,4 +232,4 @@ INLINE u16x8 to_f16(f32x8 f) /* to nearest, ties to even */
 #define TABLE ARITHMETIC_BASELINE
 #endif
 
-const arithmetic *const TABLE[DTYPES] = {&arithmetic_f32, &arithmetic_f64, &arithmetic_bf16, &arithmetic_f16};
+const arithmetic *const TABLE[DTYPES] = {arithmetic_f32, arithmetic_f64, arithmetic_bf16, arithmetic_f16};

@@ -7,10 +7,12 @@
 /* A vector of REALs: one or two registers, whatever the CPU. */
 enum { NAME(LANES) = 32 / sizeof(REAL) };
 #define LANES NAME(LANES)
-typedef REAL NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
+typedef REAL NAME(reals) __attribute__((vector_size(32)));
+typedef REAL NAME(reals_unaligned) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 typedef STORED NAME(entries)
     __attribute__((vector_size(32 / sizeof(REAL) * sizeof(STORED)), aligned(sizeof(STORED)), may_alias));
-#define REALS NAME(lanes)
+#define REALS NAME(reals)
+#define REALS_UNALIGNED NAME(reals_unaligned)
 #define ENTRIES NAME(entries)
 
 /* Functions on vectors take their width: LANES, or 1 for the entries at the end of a row, one at a time. It is a
@@ -40,13 +42,13 @@ INLINE void NAME(put)(STORED *e, REALS r, int width)
 
 INLINE REALS NAME(get_real)(const REAL *e, int width)
 {
-    if (width == LANES) return *(const REALS *)e;
+    if (width == LANES) return *(const REALS_UNALIGNED *)e;
     return (REALS){*e};
 }
 
 INLINE void NAME(put_real)(REAL *e, REALS r, int width)
 {
-    if (width == LANES) *(REALS *)e = r;
+    if (width == LANES) *(REALS_UNALIGNED *)e = r;
     else *e = r[0];
 }
 
@@ -73,35 +75,16 @@ INLINE REAL NAME(sum_lanes)(REALS r)
 
 /* ----------------------------------------------------------------------------------------------- reading and moving */
 
-/* Copies of f, with momentum and without. Local copies of t and s tell the compiler that f writes to neither. */
-#define SPECIALIZE_MOMENTUM(f, ...)                                                                                    \
-    const tile_view tile = *t;                                                                                         \
-    const settings constants = *s;                                                                                     \
-    if (s->momentum) NAME(f)(&tile, &constants, ##__VA_ARGS__, MOMENTUM);                                              \
-    else NAME(f)(&tile, &constants, ##__VA_ARGS__, NO_MOMENTUM)
-
-/* A function of its own, so that the others compile to the same code as without it. */
-#define SPECIALIZE_NESTEROV(f, ...)                                                                                    \
-    const tile_view tile = *t;                                                                                         \
-    const settings constants = *s;                                                                                     \
-    NAME(f)(&tile, &constants, ##__VA_ARGS__, NESTEROV)
-
-INLINE REALS NAME(square_and_accumulate)(const STORED *g, REAL *average, REAL sign, REAL beta1, REAL one_minus_beta1,
-                                         int momentum, int width)
+INLINE REALS NAME(square_and_accumulate)(const STORED *g, REAL *average, REALS_NAME(settings) u, enum momentum momentum,
+                                         int width)
 {
     REALS e = GET(g);
-    if (momentum) PUT_REAL(average, LERP(GET_REAL(average), sign * e));
+    if (momentum) PUT_REAL(average, AVERAGED(u, GET_REAL(average), e));
     return e * e;
 }
 
-/* Along g_weight · g, or along the average, or with NESTEROV along a weighted sum of both. */
-INLINE REALS NAME(direction)(const STORED *g, const REAL *average, REAL g_weight, REAL average_weight, int momentum,
-                             int width)
-{
-    if (momentum == NESTEROV) return average_weight * GET_REAL(average) + g_weight * GET(g);
-    if (momentum) return GET_REAL(average);
-    return g_weight * GET(g);
-}
+#define MOVE_ENTRIES(x, g, average, scale)                                                                             \
+    PUT(x, MOVED(u, GET(x), scale, DIRECTION(u, GET_REAL(average), GET(g), momentum)))
 
 /* Rows k to k + interleaved, which are stepped in an interleaved loop. */
 typedef struct {
@@ -111,7 +94,7 @@ typedef struct {
 } NAME(row);
 #define ROW_VIEW NAME(row)
 
-INLINE void NAME(locate_rows)(const tile_view *t, int64_t k, int interleaved, ROW_VIEW *rows, int momentum)
+INLINE void NAME(locate_rows)(const tile_view *t, int64_t k, int interleaved, ROW_VIEW *rows, enum momentum momentum)
 {
     for (int i = 0; i < interleaved; i++)
         rows[i] = (ROW_VIEW){X_ROW(k + i), G_ROW(k + i), momentum ? AVERAGE_ROW(k + i) : NULL};
@@ -135,9 +118,10 @@ INLINE void NAME(locate_rows)(const tile_view *t, int64_t k, int interleaved, RO
 
 /* Σg² of each row; g joins the average. Lanes accumulate independently and are then reduced by a tree: a fixed order,
    for any SIMD width. */
-INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int interleaved, REAL *squares, int momentum)
+INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int interleaved, REAL *squares,
+                       enum momentum momentum)
 {
-    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, one_minus_beta1 = (REAL)s->one_minus_beta1;
+    REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
     ROW_VIEW rows[INTERLEAVED_ROWS];
     REALS sums[INTERLEAVED_ROWS][4] = {{{0}}};
     int64_t n = t->columns, j = 0;
@@ -154,9 +138,7 @@ INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int int
             sums[i][0] = add_pair_vectors(pair_totals[i].lower) + add_pair_vectors(pair_totals[i].upper);
     }
 #endif
-#define SQUARE(j, width)                                                                                               \
-    NAME(square_and_accumulate)(r.g + (j), momentum ? r.average + (j) : NULL, sign, beta1, one_minus_beta1, momentum,  \
-                                width)
+#define SQUARE(j, width) NAME(square_and_accumulate)(r.g + (j), momentum ? r.average + (j) : NULL, u, momentum, width)
     FOR_BLOCKS(j, i) {
         ROW_VIEW r = rows[i];
         PREFETCH(r.g, r.x);
@@ -172,45 +154,42 @@ INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int int
 }
 
 INLINE void NAME(move)(const tile_view *t, const settings *s, int64_t k, int interleaved, const REAL *scales,
-                       int momentum)
+                       enum momentum momentum)
 {
-    REAL shrinkage = (REAL)s->shrinkage, scale[INTERLEAVED_ROWS], average_weight = (REAL)s->nesterov_weight;
-    REAL g_weight = momentum ? (REAL)(s->one_minus_beta1 * t->sign) : 1;
+    REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
+    REAL scale[INTERLEAVED_ROWS];
     ROW_VIEW rows[INTERLEAVED_ROWS];
     int64_t n = t->columns, j = 0, next = k + 2 * interleaved <= t->rows ? interleaved * t->g_stride : 0;
     NAME(locate_rows)(t, k, interleaved, rows, momentum);
-    for (int i = 0; i < interleaved; i++) scale[i] = momentum ? scales[i] : scales[i] * (REAL)t->sign;
+    for (int i = 0; i < interleaved; i++) scale[i] = SIGNED(u, scales[i], momentum);
 #ifdef BF16_PAIRS
     if (!momentum)
         FOR_BLOCKS(j, i) {
             ROW_VIEW r = rows[i];
             PREFETCH(r.x, r.g + next);
-            move_pairs(r.x + j, r.g + j, shrinkage, scale[i]);
+            move_pairs(r.x + j, r.g + j, u, scale[i]);
         }
 #endif
-#define DIRECTION(j, width)                                                                                            \
-    NAME(direction)(r.g + (j), momentum ? r.average + (j) : NULL, g_weight, average_weight, momentum, width)
-#define STEP(j, width)                                                                                                 \
-    NAME(put)(r.x + (j), NAME(get)(r.x + (j), width) * shrinkage - scale[i] * DIRECTION(j, width), width)
+#define STEP(j) MOVE_ENTRIES(r.x + (j), r.g + (j), r.average + (j), scale[i])
     FOR_BLOCKS(j, i) {
         ROW_VIEW r = rows[i];
         PREFETCH(r.x, r.g + next);
-        for (int l = 0; l < 4; l++) STEP(j + l * LANES, LANES);
+        enum { width = LANES };
+        for (int l = 0; l < 4; l++) STEP(j + l * width);
     }
     for (int64_t i = 0, first = j; i < interleaved; i++, j = first) {
         ROW_VIEW r = rows[i];
-        FOR_LANES(n, STEP(j, width));
+        FOR_LANES(n, STEP(j));
     }
 #undef STEP
-#undef DIRECTION
 }
 
-INLINE void NAME(read_rows_as)(const tile_view *t, const settings *s, REAL *squares, int momentum)
+INLINE void NAME(read_rows)(const tile_view *t, const settings *s, REAL *squares, enum momentum momentum)
 {
     for (int64_t k = 0; k < t->rows; k++) NAME(read)(t, s, k, 1, squares + k, momentum);
 }
 
-INLINE void NAME(move_rows_as)(const tile_view *t, const settings *s, const REAL *scales, int momentum)
+INLINE void NAME(move_rows)(const tile_view *t, const settings *s, const REAL *scales, enum momentum momentum)
 {
     for (int64_t k = 0; k < t->rows; k++) NAME(move)(t, s, k, 1, scales + k, momentum);
 }
@@ -218,7 +197,7 @@ INLINE void NAME(move_rows_as)(const tile_view *t, const settings *s, const REAL
 /* A row is moved as soon as it has been read: memory is streamed once, as by SGD, and the gradient is still in the L1
    cache. Short rows are grouped, to hide the latency of square root and division. Rows beyond the L1 cache are
    interleaved, since several streams get more memory bandwidth than one. */
-INLINE void NAME(step_rows_as)(const tile_view *t, const settings *s, int momentum)
+INLINE void NAME(step_rows)(const tile_view *t, const settings *s, enum momentum momentum)
 {
     REAL *v = t->v, scales[TILE_ROWS];
     int64_t columns = max(1, t->columns), k = 0;
@@ -236,45 +215,17 @@ INLINE void NAME(step_rows_as)(const tile_view *t, const settings *s, int moment
     }
 }
 
-static void NAME(read_rows)(const tile_view *t, const settings *s, void *squares)
-{
-    SPECIALIZE_MOMENTUM(read_rows_as, squares);
-}
-
-NOINLINE void NAME(move_rows_nesterov)(const tile_view *t, const settings *s, const void *scales)
-{
-    SPECIALIZE_NESTEROV(move_rows_as, scales);
-}
-
-static void NAME(move_rows)(const tile_view *t, const settings *s, const void *scales)
-{
-    if (s->momentum == NESTEROV) {
-        NAME(move_rows_nesterov)(t, s, scales);
-        return;
-    }
-    SPECIALIZE_MOMENTUM(move_rows_as, scales);
-}
-
-NOINLINE void NAME(step_rows_nesterov)(const tile_view *t, const settings *s) { SPECIALIZE_NESTEROV(step_rows_as); }
-
-static void NAME(step_rows)(const tile_view *t, const settings *s)
-{
-    if (s->momentum == NESTEROV) {
-        NAME(step_rows_nesterov)(t, s);
-        return;
-    }
-    SPECIALIZE_MOMENTUM(step_rows_as);
-}
+SPECIALIZE(read_rows, (const tile_view *t, const settings *s, void *squares), squares)
+SPECIALIZE(move_rows, (const tile_view *t, const settings *s, const void *scales), scales)
+SPECIALIZE(step_rows, (const tile_view *t, const settings *s))
 
 /* Rows are accumulated in order. Where the sums exceed the L1 cache, each is loaded once for eight rows, or for four
    where averages are streamed besides. */
-INLINE void NAME(read_columns_as)(const tile_view *t, const settings *s, REAL *restrict sums, int momentum)
+INLINE void NAME(read_columns)(const tile_view *t, const settings *s, REAL *restrict sums, enum momentum momentum)
 {
-    REAL sign = (REAL)t->sign, beta1 = (REAL)s->beta1, one_minus_beta1 = (REAL)s->one_minus_beta1;
+    REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
     int64_t n = t->columns, k = 0, j;
-#define SQUARE(k)                                                                                                      \
-    NAME(square_and_accumulate)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, sign, beta1, one_minus_beta1,      \
-                                momentum, width)
+#define SQUARE(k) NAME(square_and_accumulate)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, u, momentum, width)
 #define ADD_FOUR(sum, k) ((sum) + SQUARE(k) + SQUARE((k) + 1) + SQUARE((k) + 2) + SQUARE((k) + 3))
     for (; k + 8 <= t->rows && n > L1_COLUMNS && !momentum; k += 8)
         for (j = 0; j < n;) FOR_LANES(n, PUT_REAL(sums + j, ADD_FOUR(ADD_FOUR(GET_REAL(sums + j), k), k + 4)));
@@ -285,48 +236,30 @@ INLINE void NAME(read_columns_as)(const tile_view *t, const settings *s, REAL *r
 #undef ADD_FOUR
 #undef SQUARE
 }
-
-static void NAME(read_columns)(const tile_view *t, const settings *s, void *squares)
-{
-    SPECIALIZE_MOMENTUM(read_columns_as, squares);
-}
+SPECIALIZE(read_columns, (const tile_view *t, const settings *s, void *squares), squares)
 
 /* Where the scales exceed the L1 cache, each is loaded once for four rows. */
-INLINE void NAME(move_columns_as)(const tile_view *t, const settings *s, const REAL *restrict scale, int momentum)
+INLINE void NAME(move_columns)(const tile_view *t, const settings *s, const REAL *restrict scale,
+                               enum momentum momentum)
 {
-    REAL shrinkage = (REAL)s->shrinkage, average_weight = (REAL)s->nesterov_weight;
-    REAL g_weight = (REAL)(momentum ? s->one_minus_beta1 * t->sign : t->sign);
+    REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
     int64_t n = t->columns, k = 0, j;
-#define DIRECTION(k)                                                                                                   \
-    NAME(direction)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, g_weight, average_weight, momentum, width)
-#define STEP(k, scales) PUT(X_ROW(k) + j, GET(X_ROW(k) + j) * shrinkage - (scales) * DIRECTION(k))
+#define SCALES SIGNED(u, GET_REAL(scale + j), momentum)
+#define STEP(k, scales) MOVE_ENTRIES(X_ROW(k) + j, G_ROW(k) + j, AVERAGE_ROW(k) + j, scales)
 #define STEP_FOUR                                                                                                      \
     {                                                                                                                  \
-        REALS scales = GET_REAL(scale + j);                                                                            \
+        REALS scales = SCALES;                                                                                         \
         STEP(k, scales), STEP(k + 1, scales), STEP(k + 2, scales), STEP(k + 3, scales);                                \
     }
     for (; k + 4 <= t->rows && n > L1_COLUMNS; k += 4)
         for (j = 0; j < n;) FOR_LANES(n, STEP_FOUR);
     for (; k < t->rows; k++)
-        for (j = 0; j < n;) FOR_LANES(n, STEP(k, GET_REAL(scale + j)));
+        for (j = 0; j < n;) FOR_LANES(n, STEP(k, SCALES));
 #undef STEP_FOUR
 #undef STEP
-#undef DIRECTION
+#undef SCALES
 }
-
-NOINLINE void NAME(move_columns_nesterov)(const tile_view *t, const settings *s, const void *scales)
-{
-    SPECIALIZE_NESTEROV(move_columns_as, scales);
-}
-
-static void NAME(move_columns)(const tile_view *t, const settings *s, const void *scales)
-{
-    if (s->momentum == NESTEROV) {
-        NAME(move_columns_nesterov)(t, s, scales);
-        return;
-    }
-    SPECIALIZE_MOMENTUM(move_columns_as, scales);
-}
+SPECIALIZE(move_columns, (const tile_view *t, const settings *s, const void *scales), scales)
 
 /* ---------------------------------------------------------------------------------------- copies, and sums of rows */
 
@@ -421,25 +354,29 @@ static void NAME(gather_sums)(const void *values, int64_t row_stride, int64_t co
     }
 }
 
-static const arithmetic NAME(arithmetic) = {
-    .entry_bytes = sizeof(STORED),
-    .real_bytes = sizeof(REAL),
-    .read_rows = NAME(read_rows),
-    .read_columns = NAME(read_columns),
-    .move_rows = NAME(move_rows),
-    .move_columns = NAME(move_columns),
-    .step_rows = NAME(step_rows),
-    .load = NAME(load),
-    .store = NAME(store),
-    .gather_sums = NAME(gather_sums),
-    .step_entries = REALS_NAME(step_entries),
-    .compute_scales = REALS_NAME(compute_scales),
-    .add_penalty = REALS_NAME(add_penalty),
-    .add = REALS_NAME(add),
-};
+#define ARITHMETIC_OF(momentum)                                                                                        \
+    [momentum] = {                                                                                                     \
+        .entry_bytes = sizeof(STORED),                                                                                 \
+        .real_bytes = sizeof(REAL),                                                                                    \
+        .read_rows = NAME(read_rows_##momentum),                                                                       \
+        .read_columns = NAME(read_columns_##momentum),                                                                 \
+        .move_rows = NAME(move_rows_##momentum),                                                                       \
+        .move_columns = NAME(move_columns_##momentum),                                                                 \
+        .step_rows = NAME(step_rows_##momentum),                                                                       \
+        .load = NAME(load),                                                                                            \
+        .store = NAME(store),                                                                                          \
+        .gather_sums = NAME(gather_sums),                                                                              \
+        .step_entries = REALS_NAME(step_entries_##momentum),                                                           \
+        .compute_scales = REALS_NAME(compute_scales),                                                                  \
+        .add_penalty = REALS_NAME(add_penalty),                                                                        \
+        .add = REALS_NAME(add),                                                                                        \
+    },
+static const arithmetic NAME(arithmetic)[] = {FOR_EACH_MOMENTUM(ARITHMETIC_OF)};
 
+#undef ARITHMETIC_OF
 #undef LANES
 #undef REALS
+#undef REALS_UNALIGNED
 #undef REALS_NAME
 #undef FOR_LANES
 #undef GET
@@ -447,11 +384,10 @@ static const arithmetic NAME(arithmetic) = {
 #undef GET_REAL
 #undef PUT_REAL
 #undef ROW
-#undef SPECIALIZE_MOMENTUM
-#undef SPECIALIZE_NESTEROV
 #undef X_ROW
 #undef G_ROW
 #undef AVERAGE_ROW
+#undef MOVE_ENTRIES
 #undef BLOCK
 #undef ROW_VIEW
 #undef ENTRIES

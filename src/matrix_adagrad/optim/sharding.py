@@ -225,8 +225,7 @@ def with_whole_blocks(update: Update) -> Update | None:
     assert isinstance(param, DTensor)
     if not isinstance(geometry, Partition) or statistic_layout(geometry, param.shape, param.placements).divided:
         return None
-    param_, grad, *average = (local(x) for x in _full_size(update))
-    return replace(update, param=param_, grad=grad, average=average[0] if average else None)
+    return _redistributed(update).mapped(local)
 
 
 def gather(update: Update) -> Update:

@@ -139,7 +139,7 @@ def _described(x: Tensor) -> str:
 
 
 def _packed(config: Config, is_random: bool) -> bytes:
-    """The configuration as a ``struct config`` of kernels.h."""
+    """The configuration as a ``struct config`` of update.h."""
     packed = config.memo.get(is_random)
     if packed is None:
         # Each tensor has its own random stream. The seed only says that there is one.
