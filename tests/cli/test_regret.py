@@ -1,5 +1,6 @@
 """Games from the command line."""
 
+import itertools
 import json
 import re
 
@@ -9,8 +10,13 @@ from matrix_adagrad.cli import main
 from matrix_adagrad.online import presets
 
 
-@pytest.mark.parametrize("game", presets.GAMES)
-@pytest.mark.parametrize("learner", ["row", "full-column"])
+@pytest.mark.parametrize(
+    ("game", "learner"),
+    [
+        *itertools.product(presets.GAMES, ("row", "full-column")),
+        *itertools.product(("linear", "completion"), presets.LEARNERS),
+    ],
+)
 def test_a_regret_run_from_the_command_line(game, learner, capsys, tmp_path):
     picture = tmp_path / "regret.png"
     size = ["--m", "5", "--n", "4", "--rounds", "30", "--learner", learner, "--game", game, "--exact"]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from matrix_adagrad import Blocks
+from matrix_adagrad import Blocks, Spectral
 from matrix_adagrad.domains import FrobeniusBall, NonNegative, RowProduct, WholeSpace
 from matrix_adagrad.domains.base import _labels
 from matrix_adagrad.geometry import as_geometry
@@ -13,6 +13,16 @@ from matrix_adagrad.geometry import as_geometry
 from .table import BOUNDED, SHAPE, draw
 
 named = {"ids": repr}
+SIDES = [
+    [
+        torch.ones(size),
+        torch.eye(size)[0],
+        torch.eye(size)[0] - torch.eye(size)[1],
+        torch.tensor([1.0, -1.0] * (size // 2)),
+    ]
+    for size in SHAPE
+]
+RANK_ONE = [torch.outer(u, v).double() for u in SIDES[0] for v in SIDES[1]]
 
 
 @pytest.mark.parametrize("domain", BOUNDED, **named)
@@ -76,3 +86,15 @@ def test_the_diameters_of_the_papers_ball():
     for geometry in GEOMETRIES:
         assert FrobeniusBall(0.5).diameter(as_geometry(geometry), SHAPE) == pytest.approx(1.0, rel=1e-15)
     assert NonNegative().diameter(Blocks(rows=2), SHAPE) == math.inf
+
+
+@pytest.mark.parametrize("domain", BOUNDED, **named)
+def test_in_the_spectral_norm_it_is_the_frobenius_diameter_which_matrices_of_rank_one_reach(domain):
+    diameter = domain.diameter(Spectral(), SHAPE)
+    assert diameter == domain.diameter("whole", SHAPE)
+    ends = [domain.argmin(-g) - domain.argmin(g) for g in (*RANK_ONE, *map(draw, range(50)))]
+    widest = max(float(torch.linalg.matrix_norm(end, 2)) for end in ends)
+    if isinstance(domain, RowProduct):  # its parts may have no direction in common
+        assert widest <= diameter
+    else:
+        assert widest == pytest.approx(diameter, rel=1e-12)

@@ -1,13 +1,13 @@
 """Games, and learners for them, that the tests of the meter share."""
 
-from matrix_adagrad import Blocks
+from matrix_adagrad import Blocks, Factored, Full
 from matrix_adagrad.domains import Box, FrobeniusBall, RowBalls, RowSimplex
 from matrix_adagrad.online import (
+    AdaGrad,
     Adversarial,
     Completion,
     EntryStream,
     ExampleStream,
-    FullAdaGrad,
     Hinge,
     Linear,
     MirrorDescent,
@@ -28,8 +28,12 @@ SCHEMES = {
     "entry": lambda: "entry",
     "whole": lambda: "whole",
     "blocks": lambda: Blocks(rows=2),
-    "full rows": lambda: FullAdaGrad("row", 1e-3),
-    "full columns": lambda: FullAdaGrad("column", 1e-3),
+    "full rows": lambda: AdaGrad(Full("row"), 1e-3),
+    "full columns": lambda: AdaGrad(Full("column"), 1e-3),
+    "full smaller": lambda: AdaGrad(Full("smaller"), 1e-3),
+    "geometric": lambda: Factored("geometric"),
+    "minimum": lambda: Factored("minimum"),
+    "product": lambda: Factored(),
 }
 
 

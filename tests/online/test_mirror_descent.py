@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from matrix_adagrad import Blocks, MatrixAdaGrad
+from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad
 from matrix_adagrad.domains import Box, ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex, WholeSpace
 from matrix_adagrad.geometry import as_geometry
 from matrix_adagrad.online import (
@@ -13,7 +13,6 @@ from matrix_adagrad.online import (
     Adversarial,
     ColumnWise,
     Fixed,
-    FullAdaGrad,
     MirrorDescent,
     Proximal,
     RegretMeter,
@@ -69,7 +68,7 @@ def test_projections_in_a_full_metric_are_as_good_for_any_size(size):
 
 
 def test_a_full_metric_never_falls_even_where_rounding_swallows_an_eigenvalue():
-    scheme, before = FullAdaGrad("row"), torch.zeros(2, 2, dtype=torch.float64)
+    scheme, before = AdaGrad(Full("row")), torch.zeros(2, 2, dtype=torch.float64)
     for t in range(10):
         grad = torch.zeros(2, 2, dtype=torch.float64)
         grad[1, 1], grad[0, 0] = (-1) ** t, 1e9 if t == 5 else 0
@@ -102,7 +101,7 @@ def test_full_metrics_in_float32_are_taken_up_to_rounding():
 
 @pytest.mark.parametrize("domain", [Box(-1.0, 1.0), RowBalls(1.0)], ids=repr)
 def test_the_full_scheme_plays_on_any_bounded_set(domain):
-    learner = MirrorDescent(torch.zeros(8, 4, dtype=torch.float64), FullAdaGrad("row"), domain, eta=1.0)
+    learner = MirrorDescent(torch.zeros(8, 4, dtype=torch.float64), Full("row"), domain, eta=1.0)
     for t in range(10):
         learner.update(draw(t, (8, 4)) * (draw(100 + t, (8, 1)) > 0.5))
         assert domain.contains(learner.x, 1e-10)
@@ -132,7 +131,7 @@ def test_adagrad_is_the_optimizer(geometry, domain):
 
 @pytest.mark.parametrize("side", ["row", "column"])
 def test_the_full_scheme_is_the_papers_formula(side):
-    scheme, total = FullAdaGrad(side, delta=0.1), 0
+    scheme, total = AdaGrad(Full(side), delta=0.1), 0
     for t in range(5):
         g = draw(t, SHAPE)
         total = total + (g @ g.T if side == "row" else g.T @ g)
@@ -144,7 +143,7 @@ def test_the_full_scheme_is_the_papers_formula(side):
 
 
 def test_with_gradients_that_do_not_couple_rows_the_full_scheme_is_row_adagrad():
-    full = MirrorDescent(torch.zeros(SHAPE, dtype=torch.float64), FullAdaGrad("row", 1e-3), FrobeniusBall(1.0), 0.5)
+    full = MirrorDescent(torch.zeros(SHAPE, dtype=torch.float64), AdaGrad(Full("row"), 1e-3), FrobeniusBall(1.0), 0.5)
     rows = MirrorDescent(torch.zeros(SHAPE, dtype=torch.float64), AdaGrad("row", 1e-3), FrobeniusBall(1.0), 0.5)
     for t in range(12):
         grad = torch.zeros(SHAPE, dtype=torch.float64)
@@ -192,7 +191,7 @@ def test_a_fixed_proximal_has_no_cost_of_change():
     assert regret.holds
 
 
-@pytest.mark.parametrize("scheme", [AdaGrad("row"), FullAdaGrad("column"), Cubes(0.1)], ids=repr)
+@pytest.mark.parametrize("scheme", [AdaGrad("row"), AdaGrad(Full("column")), AdaGrad(Factored()), Cubes(0.1)], ids=repr)
 def test_a_saved_learner_goes_on_with_the_same_bits(scheme):
     import copy
 
@@ -214,8 +213,7 @@ def test_a_saved_learner_goes_on_with_the_same_bits(scheme):
         (lambda: ColumnWise(torch.tensor([1.0, 0.0])), ValueError, "positive definite, .* is 0"),
         (lambda: RowWise(torch.ones(2, 3)), ValueError, r"square matrix or the vector .* got \(2, 3\)"),
         (lambda: Scaled(torch.tensor([1.0, float("nan")])), ValueError, "positive definite, .* is nan"),
-        (lambda: MirrorDescent(torch.ones(2, 2), FullAdaGrad(), delta=1.0), ValueError, "delta=1.0 is for a geometry"),
-        (lambda: FullAdaGrad("diagonal"), ValueError, "side must be 'row' or 'column', got 'diagonal'"),
+        (lambda: MirrorDescent(torch.ones(2, 2), AdaGrad("row"), delta=1.0), ValueError, "delta=1.0 is for a geometry"),
         (lambda: AdaGrad("row", 0.0), ValueError, "delta must be positive and finite, got 0.0"),
         (lambda: MirrorDescent(torch.ones(2, 2), "row", FrobeniusBall(1.0)), ValueError, "x1 lies outside of .* of 1:"),
         (lambda: MirrorDescent(torch.ones(2, 2).int(), "row"), TypeError, "floating-point dtype, got torch.int32"),

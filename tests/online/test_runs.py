@@ -57,7 +57,15 @@ class Interrupts:
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme"), [*((name, "row") for name in GAMES), ("adversarial", "full columns"), ("motivating", "blocks")]
+    ("name", "scheme"),
+    [
+        *((name, "row") for name in GAMES),
+        ("adversarial", "full columns"),
+        ("motivating", "blocks"),
+        ("linear", "geometric"),
+        ("hinge", "minimum"),
+        ("completion", "product"),
+    ],
 )
 @pytest.mark.parametrize("stops", [[17, 30], [60], [75, 10]])
 def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(name, scheme, stops, tmp_path):

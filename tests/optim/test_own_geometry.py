@@ -236,12 +236,12 @@ def test_rows_and_columns_add_up_to_what_is_kept():
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("eta", [0.1, 1.0])
-def test_corollary_1_holds_in_it(eta, exact):
+def test_its_bound_and_corollary_1_hold(eta, exact):
     game = Adversarial(6, 4)
     learner = MirrorDescent(torch.zeros(6, 4, dtype=torch.float64), RowPlusColumn(), game.domain, eta=eta)
     regret = RegretMeter(learner, bounds_for="row").play(game, 300, exact=exact)
     assert regret.holds
-    assert {inequality.place for inequality in regret.inequalities} == {"Cor. 1"}
+    assert regret["regret ≤ Δ²/2η Tr(H_T) + η Σ_ij √V_ij"].is_guaranteed
     assert 0 < regret.regret < regret["regret ≤ general bound, negative term dropped"].right
 
 
@@ -259,10 +259,11 @@ def test_corollary_1_holds_in_a_full_metric():
     assert [inequality.place for inequality in regret.inequalities] == ["Cor. 1", "Cor. 1"]
 
 
-def test_the_step_size_of_the_theorems_needs_a_partition():
-    game = Adversarial(6, 4)
-    with pytest.raises(ValueError, match="Theorems 1 and 2, which need a partition, .*: give eta a number"):
-        MirrorDescent(torch.zeros(6, 4, dtype=torch.float64), RowPlusColumn(), game.domain)
+def test_the_step_size_of_theory_needs_a_bound():
+    game, start = Adversarial(6, 4), torch.zeros(6, 4, dtype=torch.float64)
+    assert MirrorDescent(start, RowPlusColumn(), game.domain).eta == 2 / 2**0.5
+    with pytest.raises(ValueError, match="a bound with the domain's diameter, .* has none: give eta a number"):
+        MirrorDescent(start, FullRows(), game.domain)
 
 
 def test_the_step_of_the_theory_is_that_of_the_optimizer():

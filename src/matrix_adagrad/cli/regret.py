@@ -45,9 +45,7 @@ def add(commands: Any) -> None:
         help="radius of the Frobenius ball (default: 1; for motivating-*, half of the limit)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of random games (default: 0)")
-    parser.add_argument(
-        "--delta", type=positive_number, help="the stabilizer δ of row, column, entry and whole (default: 1e-8)"
-    )
+    parser.add_argument("--delta", type=positive_number, help="the stabilizer δ (default: 1e-8)")
     parser.add_argument("--exact", action="store_true", help="play twice, for exact distances to the best decision")
     parser.add_argument("--checkpoint", type=Path, help="a file to resume from and to save to, also on Ctrl-C")
     parser.add_argument("--picture", type=Path, help="draw regret and bounds into this .png, .svg or .pdf")

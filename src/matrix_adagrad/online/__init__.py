@@ -12,7 +12,7 @@ from matrix_adagrad.online.games import (
     Motivating,
 )
 from matrix_adagrad.online.meter import RegretMeter
-from matrix_adagrad.online.mirror_descent import AdaGrad, Fixed, FullAdaGrad, MirrorDescent, Scheme
+from matrix_adagrad.online.mirror_descent import AdaGrad, Fixed, MirrorDescent, Scheme
 from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
 from matrix_adagrad.online.regret import Regret
 from matrix_adagrad.online.solver import Solution, minimise
@@ -25,7 +25,6 @@ __all__ = [
     "EntryStream",
     "ExampleStream",
     "Fixed",
-    "FullAdaGrad",
     "Game",
     "Hinge",
     "Inequality",

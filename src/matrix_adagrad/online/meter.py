@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, as_partition
+from matrix_adagrad.geometry import Geometry, Partition, as_partition
 from matrix_adagrad.online.bounds import RegretTerms, inequalities
 from matrix_adagrad.online.fingerprints import fingerprint
 from matrix_adagrad.online.games import Game
@@ -118,8 +118,15 @@ class RegretMeter:
             return
         if self._target is not None:
             self._distance = max(self._distance, float(self._geometry.norm(self._target - x)))
-        moves = self._geometry.statistic(x - self._x1)
+        moves = self._squared_lengths(x - self._x1)
         self._squared_moves = moves if self._squared_moves is None else torch.maximum(self._squared_moves, moves)
+
+    def _squared_lengths(self, x: Tensor) -> Tensor:
+        """For each block, or as a whole for a norm that is not the largest of several."""
+        assert self._geometry is not None
+        if isinstance(self._geometry, Partition):
+            return self._geometry.statistic(x)
+        return self._geometry.norm(x).square()
 
     # -------------------------------------------------------------------------------------------------- a whole game
 
@@ -223,6 +230,9 @@ class RegretMeter:
             distance=self._largest_distance(best.x),
             diameter=learner.scheme.diameter(learner.domain, shape),
             roots=roots,
+            values=learner.scheme.values(),
+            fall=learner.scheme.fall,
+            short=learner.scheme.short,
             absorbed=self._absorbed(best.x, roots),
             geometry=self._geometry,
         )
@@ -246,11 +256,13 @@ class RegretMeter:
         if self._is_target(x):
             return self._distance
         assert self._squared_moves is not None
-        bound = (self._geometry.statistic(x - self._x1).sqrt() + self._squared_moves.sqrt()).amax()
+        bound = (self._squared_lengths(x - self._x1).sqrt() + self._squared_moves.sqrt()).amax()
         return min(float(bound), self.learner.scheme.diameter(self.learner.domain, x.shape))
 
     def _absorbed(self, x: Tensor, roots: Tensor | None) -> float:
-        if roots is None or self._geometry is None or roots.shape != self._geometry.statistic_shape(x.shape):
+        if roots is None or not isinstance(self._geometry, Partition):
+            return math.nan
+        if roots.shape != self._geometry.statistic_shape(x.shape):  # of a scheme of one's own
             return math.nan
         return inner(roots, self._geometry.statistic(x - self.learner.x))
 

@@ -11,15 +11,25 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Diagonal, Geometry, Partition, Shape, Whole, as_geometry, wide_dtype
+from matrix_adagrad.geometry import (
+    Diagonal,
+    Entry,
+    Full,
+    Geometry,
+    Partition,
+    Shape,
+    Spectral,
+    as_geometry,
+    sum_squares,
+    wide_dtype,
+)
 from matrix_adagrad.online.fingerprints import full_repr
 from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, Measured, Proximal, RowWise, Scaled
 
-__all__ = ["AdaGrad", "Fixed", "FullAdaGrad", "MirrorDescent", "Scheme"]
+__all__ = ["AdaGrad", "Fixed", "MirrorDescent", "Scheme"]
 
 
 class Scheme(ABC):
@@ -33,15 +43,20 @@ class Scheme(ABC):
         """Take G_t and return ψ_t."""
 
     @property
-    def geometry(self) -> Partition | None:
-        """The partition whose norm measures distances in the scheme's bound. ``None`` leaves out what needs it."""
+    def geometry(self) -> Geometry | None:
+        """The geometry whose norm measures distances in the scheme's bound. ``None`` leaves out what needs it."""
         return None
 
     delta = math.nan  # the stabilizer; without it, the bounds that use it are left out
+    fall = short = math.nan  # the two conditions on a diagonal metric that is not one of a partition: see `AdaGrad`
 
     def roots(self) -> Tensor | None:
-        """The metric's values, without δ: √V_b of each block b, or the eigenvalues of a full metric's root."""
+        """√V_b of each block b, or the eigenvalues of a full metric's root."""
         return None
+
+    def values(self) -> Tensor | None:
+        """The values of the last metric H_T. By default, `roots` plus δ."""
+        return None if (roots := self.roots()) is None else roots + self.delta
 
     def diameter(self, domain: Domain, shape: Shape) -> float:
         """The domain's diameter in the norm of `geometry`; NaN if the scheme has none."""
@@ -76,76 +91,74 @@ class Fixed(Scheme):
 
 
 class AdaGrad(Scheme):
-    r"""Algorithms 1 and 2, in any geometry: :math:`s_{t,b} = \sqrt{\sum_{k \le t} \|G_{k,b}\|_2^2} + \delta`.
+    r"""Algorithms 1 and 2, in any geometry: :math:`H_t` is the metric of the squares so far, plus :math:`\delta`.
 
-    A geometry that is not a partition uses the metric it builds from its statistics. Its only bound is Corollary 1.
+    - A partition has the scales :math:`s_{t,b} = \sqrt{\sum_{k \le t} \|G_{k,b}\|_2^2} + \delta`.
+    - Any other diagonal metric has a bound with the largest distance of an entry, if no scale ever falls (``fall``, the
+      largest :math:`s_{t-1,ij} / s_{t,ij}`, is at most 1) and none is less than the root of its entry's own squares
+      (``short``, the largest :math:`\sqrt{V_{t,ij}} / s_{t,ij}`, is at most 1).
+    - `Full` has a bound with the spectral norm. It takes an eigendecomposition in every round.
+    - Any other metric has the bound of Corollary 1 alone, and cannot be projected.
     """
 
     def __init__(self, geometry: Geometry | str, delta: float = 1e-8) -> None:
         self._geometry, self.delta = as_geometry(geometry), _checked_delta(delta)
         self.squares: tuple[Tensor, ...] | None = None  # V_t, one or more statistics
+        self.entries: Tensor | None = None  # V_{t,ij} and s_t, if the metric is diagonal and not one of a partition
+        self.scale: Tensor | None = None
+        if isinstance(self._geometry, Diagonal) and not isinstance(self._geometry, Partition):
+            self.fall = self.short = 0.0
 
     @property
-    def geometry(self) -> Partition | None:
-        return self._geometry if isinstance(self._geometry, Partition) else None
+    def geometry(self) -> Geometry | None:
+        if isinstance(self._geometry, Partition):
+            return self._geometry
+        if isinstance(self._geometry, Diagonal):
+            return Entry()
+        return Spectral(steps=None) if isinstance(self._geometry, Full) else None
 
     def observe(self, grad: Tensor) -> Proximal:
-        measured, geometry = self._geometry.on(grad.shape).measure(grad), self._geometry.on(grad.shape)
+        geometry = self._geometry.on(grad.shape)
+        measured = geometry.measure(grad)
         if self.squares is not None:
             measured = tuple(v + own for v, own in zip(self.squares, measured, strict=True))
         self.squares = measured
         if isinstance(geometry, Partition):
             return Scaled(measured[0].sqrt() + self.delta, geometry)
         if isinstance(geometry, Diagonal):
-            return Scaled((geometry.scale(*measured) + self.delta).expand(grad.shape))
+            return Scaled(self._watched((geometry.scale(*measured) + self.delta).expand(grad.shape), grad))
+        if isinstance(geometry, Full) and grad.dim() == 2 and len(measured[0]) == 1:
+            (roots,), (vectors,) = geometry.derive(*measured)
+            values = roots + self.delta
+            side = RowWise if geometry._is_row(grad.shape) else ColumnWise
+            return side((vectors * values) @ vectors.T, eigen=(values, vectors))
         return Measured(geometry, measured, self.delta)
 
+    def _watched(self, scale: Tensor, grad: Tensor) -> Tensor:
+        """The scale, once the conditions of its bound are measured."""
+        own = sum_squares(grad, ())
+        self.entries = own if self.entries is None else self.entries + own
+        if self.scale is not None:
+            self.fall = max(self.fall, float((self.scale / scale).max()))
+        self.short = max(self.short, float((self.entries.sqrt() / scale).max()))
+        self.scale = scale
+        return scale
+
     def roots(self) -> Tensor | None:
-        return None if self.squares is None or self.geometry is None else self.squares[0].sqrt()
+        if self.squares is None or self.geometry is None:
+            return None
+        if isinstance(self._geometry, Full):
+            return self._geometry.derive(*self.squares)[0].flatten()
+        return (self.squares[0] if self.entries is None else self.entries).sqrt()
+
+    def values(self) -> Tensor | None:
+        return super().values() if self.scale is None else self.scale
 
     def state_dict(self) -> dict[str, Any]:
-        return {"squares": self.squares}
+        return {name: getattr(self, name) for name in ("squares", "entries", "scale", "fall", "short")}
 
     def __repr__(self) -> str:
         return f"AdaGrad({str(self._geometry)!r}, delta={self.delta})"
-
-
-class FullAdaGrad(Scheme):
-    r"""A full metric for rows, :math:`H_t = \delta I + (\sum_{k \le t} G_k G_k^\top)^{1/2}`, or for columns, with GᵀG.
-
-    Each round takes an eigendecomposition of an m×m (or n×n) matrix.
-    """
-
-    def __init__(self, side: str = "row", delta: float = 1e-8) -> None:
-        if side not in ("row", "column"):
-            raise ValueError(f"side must be 'row' or 'column', got {side!r}")
-        self.side, self.delta = side, _checked_delta(delta)
-        self.products: Tensor | None = None
-        self.values: Tensor | None = None  # the eigenvalues of their sum's root
-
-    def observe(self, grad: Tensor) -> Proximal:
-        product = grad @ grad.T if self.side == "row" else grad.T @ grad
-        self.products = product if self.products is None else self.products + product
-        values, vectors = torch.linalg.eigh(self.products)
-        # A zero eigenvalue comes out as anything below this. So the metric never decreases, as the bounds require.
-        rounding = len(values) * torch.finfo(values.dtype).eps * values[-1]
-        self.values = torch.maximum(values, rounding).sqrt()
-        values = self.values + self.delta
-        metric = (vectors * values) @ vectors.T
-        return (RowWise if self.side == "row" else ColumnWise)(metric, eigen=(values, vectors))
-
-    @property
-    def geometry(self) -> Partition:
-        return Whole()  # the bound holds with the spectral norm, and so with the Frobenius norm, which is no less
-
-    def roots(self) -> Tensor | None:
-        return self.values
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"products": self.products, "values": self.values}
-
-    def __repr__(self) -> str:
-        return f"FullAdaGrad({self.side!r}, delta={self.delta})"
 
 
 class MirrorDescent:
@@ -155,8 +168,8 @@ class MirrorDescent:
         x1: the first decision, in the domain.
         proximal: a fixed `Proximal`, a geometry (AdaGrad with one scale per block), or a `Scheme`.
         domain: the set of decisions.
-        eta: the step size η, or ``"theory"`` for D/√2, where D is the diameter of the domain in the geometry's norm:
-            the step size of Theorems 1 and 2.
+        eta: the step size η, or ``"theory"`` for D/√2, where D is the diameter of the domain in the norm of the
+            scheme's bound: the step size of Theorems 1 and 2.
         delta: the stabilizer δ, if ``proximal`` is a geometry. Defaults to 1e-8.
 
     Example:
@@ -189,7 +202,9 @@ class MirrorDescent:
             proximal = Fixed(proximal)
         if isinstance(proximal, Scheme) and delta is not None:
             raise ValueError(f"delta={delta} is for a geometry: give it to {type(proximal).__name__}, if it has one")
-        self.scheme = proximal if isinstance(proximal, Scheme) else AdaGrad(proximal, 1e-8 if delta is None else delta)
+        if not isinstance(proximal, Scheme):
+            proximal = AdaGrad(as_geometry(proximal).on(x1.shape), 1e-8 if delta is None else delta)
+        self.scheme = proximal
         self.x, self.domain, self.rounds = x1.detach().to(wide_dtype(x1.dtype), copy=True), domain, 0
         self.proximal: Proximal | None = None  # ψ_t, of the last round
         self.eta = self._theory() if eta == "theory" else _checked_eta(eta)
@@ -210,8 +225,8 @@ class MirrorDescent:
         diameter = self.scheme.diameter(self.domain, self.x.shape)
         if isinstance(self.scheme, AdaGrad) and self.scheme.geometry is None:
             raise ValueError(
-                f"eta='theory' is the step size of Theorems 1 and 2, which need a partition, and {self.scheme!r} has "
-                "none: give eta a number"
+                f"eta='theory' is the step size of a bound with the domain's diameter, and {self.scheme!r} has none: "
+                "give eta a number"
             )
         if not 0 < diameter < math.inf:
             raise ValueError(

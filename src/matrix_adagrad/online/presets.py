@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from matrix_adagrad.domains import FrobeniusBall
+from matrix_adagrad.geometry import Factored, Full, Geometry
 from matrix_adagrad.online import (
     Adversarial,
     Completion,
     EntryStream,
     ExampleStream,
-    FullAdaGrad,
     Game,
     Hinge,
     Linear,
@@ -40,8 +40,20 @@ LEARNERS = {
     "column": "Column-AdaGrad",
     "entry": "AdaGrad",
     "whole": "one scale for all",
+    "factored": "√(r_i c_j / w), Adafactor's scale",
+    "geometric": "(r_i c_j)^¼, the diagonal of Shampoo",
+    "minimum": "√min(r_i, c_j), as in SM3",
     "full-row": "the full m×m metric",
     "full-column": "the full n×n metric",
+    "full-smaller": "the smaller one of the two",
+}
+_GEOMETRIES: dict[str, Geometry] = {
+    "factored": Factored(),
+    "geometric": Factored("geometric"),
+    "minimum": Factored("minimum"),
+    "full-row": Full("row"),
+    "full-column": Full("column"),
+    "full-smaller": Full("smaller"),
 }
 LENGTH = 20_000  # rounds of a random stream, after which it repeats
 
@@ -64,7 +76,7 @@ class GameConfig:
 def play(config: GameConfig, **how: Any) -> Regret:
     """Play the game. ``how`` is passed on to `RegretMeter.play`: a progress bar, a checkpoint, points of a curve."""
     game = _game(config)
-    learner = config.learner if not config.learner.startswith("full-") else FullAdaGrad(config.learner[5:])
+    learner = _GEOMETRIES.get(config.learner, config.learner)
     start = torch.zeros(game.shape, dtype=torch.float64)
     descent = MirrorDescent(start, learner, game.domain, delta=config.delta)
     meter = RegretMeter(descent, bounds_for=("row", "column", "entry"))

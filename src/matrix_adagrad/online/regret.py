@@ -32,7 +32,10 @@ class Regret:
 
     @property
     def holds(self) -> bool:
-        """Whether every guaranteed inequality held. Theorems 1 and 2 are guaranteed if δ meets their condition."""
+        """Whether every guaranteed inequality held. Theorems 1 and 2 are guaranteed if δ meets their condition.
+
+        The bounds of other diagonal metrics are guaranteed if their scales meet theirs.
+        """
         return all(
             inequality.holds
             for inequality in self.inequalities
@@ -45,10 +48,10 @@ class Regret:
     @property
     def tradeoff(self) -> TradeOff:
         """The bound of each block as a function of its scale."""
-        if self.terms.roots is None:
+        if self.terms.roots is None or self.terms.values is None:
             raise ValueError("only a run with an AdaGrad scheme has a trade-off, and this run had another scheme")
-        roots = self.terms.roots.flatten()
-        return TradeOff(roots.square(), roots + self.terms.delta, self.terms.distance, self.terms.eta)
+        squares, used = self.terms.roots.flatten().square(), self.terms.values.flatten()
+        return TradeOff(squares, used, self.terms.distance, self.terms.eta)
 
     def point(self) -> dict[str, float]:
         """A point of the curve: the rounds, the regret so far and its bounds."""

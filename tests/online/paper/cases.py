@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from matrix_adagrad.domains import Box, ColumnBalls, FrobeniusBall, RowBalls, RowSimplex
-from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole
-from matrix_adagrad.online import AdaGrad, ColumnWise, FullAdaGrad, Proximal, RowWise, Scaled, Vectorised
+from matrix_adagrad.geometry import Blocks, Column, Entry, Full, Geometry, Row, Spectral, Whole
+from matrix_adagrad.online import AdaGrad, ColumnWise, Proximal, RowWise, Scaled, Vectorised
 from matrix_adagrad.online.solver import inner
 
 GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(rows=2, columns=2))
@@ -134,7 +134,7 @@ class Case:
         """Those, and full metrics for rows and for columns."""
         evolutions = []
         for side in ("row", "column"):
-            scheme, scales = FullAdaGrad(side, self.delta), full_roots(side, self.grads)[None] + self.delta
+            scheme, scales = AdaGrad(Full(side), self.delta), full_roots(side, self.grads)[None] + self.delta
             evolutions.append(Evolution(None, [scheme.observe(grad) for grad in self.grads], scales))
         return self.adagrads + evolutions
 
@@ -171,7 +171,9 @@ def full_roots(side, grads):
 
 
 def largest(geometry, x):
-    """max_b ‖X_b‖₂, the norm of the geometry, over one or many matrices."""
+    """max_b ‖X_b‖₂, or σ_max: the norm of the geometry, over one or many matrices."""
+    if isinstance(geometry, Spectral):
+        return float(torch.linalg.matrix_norm(x, 2).max())
     return float(lengths2(geometry, x).max().sqrt())
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from matrix_adagrad.domains import Box, ColumnBalls, FrobeniusBall, RowBalls, RowSimplex
-from matrix_adagrad.geometry import Column, Entry, Row
+from matrix_adagrad.geometry import Column, Entry, Full, Partition, Row
 from matrix_adagrad.online import (
     AdaGrad,
     Adversarial,
@@ -17,7 +17,6 @@ from matrix_adagrad.online import (
     EntryStream,
     ExampleStream,
     Fixed,
-    FullAdaGrad,
     Game,
     Linear,
     Logistic,
@@ -80,11 +79,11 @@ class Run:
         sums.general = (sums.first + sums.middle) / eta + eta / 2 * sums.dual
         if (g := self.scheme.geometry) is not None:
             sums.delta, sums.distance = self.scheme.delta, largest(g, best - torch.stack(xs))
-            if isinstance(self.scheme, AdaGrad):
+            if isinstance(g, Partition):
                 sums.roots = lengths2(g, torch.stack(grads)).sum(0).sqrt()
                 sums.absorbed = float((sums.roots * lengths2(g, best - last)).sum())
             else:
-                sums.roots = full_roots(self.scheme.side, grads)
+                sums.roots = full_roots(self.scheme._geometry.side, grads)
             sums.total, sums.m = float(sums.roots.sum()), sums.roots.numel()
             sums.trace = sums.total + sums.m * sums.delta
             sums.terminal = float(dual2([psis[-1]] * self.rounds, grads).sum())
@@ -93,7 +92,7 @@ class Run:
         return sums
 
 
-MIXED = [AdaGrad(g, 1e-8) for g in GEOMETRIES] + [FullAdaGrad("row", 1e-8), FullAdaGrad("column", 1e-8)]
+MIXED = [AdaGrad(g, 1e-8) for g in GEOMETRIES] + [AdaGrad(Full(side), 1e-8) for side in ("row", "column")]
 PLAYED = [Motivating(4, 6), Motivating(4, 6, "column"), Adversarial(4, 6), Adversarial(2, 8, Box(-0.5, 1.0))]
 PLAYED += [Linear(4, 6, d) for d in (FrobeniusBall(1e-100), FrobeniusBall(1.0), RowBalls(1e8), ColumnBalls(2.0))]
 PLAYED += [Linear(4, 6, RowSimplex(), drift=1.0), Completion(EntryStream.random(8, 2, 30), 8, 2)]
@@ -114,7 +113,7 @@ RUNS = ADAPTIVE + [Run(Linear(3, 5), Fixed(psi), eta=0.1) for psi in Case((3, 5)
 
 
 def using(*geometries):
-    return [run for run in ADAPTIVE if isinstance(run.scheme, AdaGrad) and run.scheme.geometry in geometries]
+    return [run for run in ADAPTIVE if run.scheme.geometry in geometries]
 
 
 BLOCKS = [run for run in ADAPTIVE if run not in using(Row(), Column(), Entry())]
@@ -187,7 +186,7 @@ def the_meter_knows_the_same_numbers(run):
         yield getattr(terms, name), getattr(s, name), size if name in ("regret", "middle") else 0.0
     yield run.regret["regret ≤ general bound"].right, s.general - s.last / s.eta, s.size / s.eta
     # Of a full metric of lower rank only half of the digits are known: the root of an eigenvalue 0 is 1e-8.
-    if run in ADAPTIVE and (isinstance(run.scheme, AdaGrad) or run.rounds > 1):
+    if run in ADAPTIVE and (isinstance(run.scheme.geometry, Partition) or run.rounds > 1):
         for name in ("delta", "distance", "trace", "terminal"):
             yield getattr(terms, name), getattr(s, name)
         yield terms.roots.flatten().sort()[0], s.roots.sort()[0]
@@ -210,6 +209,6 @@ def the_meter_knows_the_same_numbers(run):
         if run.eta == "theory":
             diameter = run.game.domain.diameter(run.scheme.geometry, run.game.shape)
             yield run.regret["regret ≤ √2 D Σ_b √V_b"].right, math.sqrt(2) * diameter * s.total
-    if isinstance(run.scheme, AdaGrad):
+    if isinstance(run.scheme.geometry, Partition):
         yield terms.absorbed, s.absorbed
         yield run.regret["δ is small enough"].right, s.absorbed / (s.m * s.distance**2)
