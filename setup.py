@@ -1,4 +1,4 @@
-"""Builds the native kernels; everything else is in pyproject.toml. Without a C compiler the package installs too."""
+"""Builds the native kernels; everything else is in pyproject.toml. The package also installs without a C compiler."""
 
 import os
 import sysconfig
@@ -10,14 +10,14 @@ SOURCES = (
     *("bags", "balls", "dense", "dispatch", "interface", "sparse", "step"),
     *("tiles", "tiles_avx2", "tiles_avx512"),
 )
-# The kernels know nothing of Python: one build serves every version. setuptools cannot say so without the GIL.
+# The kernels do not use Python, so one build serves every version. setuptools cannot say so for free-threaded builds.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 kernels = Extension(
     "matrix_adagrad.native._kernels",
     sources=[f"{NATIVE}/{name}.c" for name in SOURCES],
     depends=[f"{NATIVE}/{name}.h" for name in ("kernels", "reals", "step", "threads", "tiles")],
-    # No fused multiply-adds: the same bits on every CPU. No trapping: what is masked out may be computed.
+    # No fused multiply-adds: the same bits on every CPU. No trapping: masked-out values may still be computed.
     extra_compile_args=[
         *("-std=gnu11", "-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
         *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
@@ -27,7 +27,7 @@ kernels = Extension(
     py_limited_api=LIMITED,
 )
 
-# MATRIX_ADAGRAD_PURE=1 leaves them out, for the wheel of all other platforms.
+# MATRIX_ADAGRAD_PURE=1 leaves them out, for the wheel for all other platforms.
 pure = os.environ.get("MATRIX_ADAGRAD_PURE") == "1"
 setup(
     ext_modules=[] if pure else [kernels],
