@@ -704,7 +704,7 @@ def everything(only: str) -> dict[str, str]:
         print(f"{len(new)} cases on {world} ranks in {time.monotonic() - start:.0f} s", flush=True)
         found |= new
     raised = Counter(key.split("/")[0] for key, value in found.items() if value.startswith("raises"))
-    print(f"{len(found)} cases, of which some raised errors: {dict(raised)}")
+    print(f"{len(found)} cases; errors raised: {dict(raised)}")
     return found
 
 
