@@ -1,9 +1,9 @@
-# Every target makes .venv and installs what it needs, if that is missing or out of date. What it runs gets $(ARGS):
+# Every target creates .venv and installs what it needs, if that is missing or out of date. $(ARGS) is passed on:
 # make pytest ARGS='-k domains', make reproduce ARGS=--quick.
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would die there.
+# Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would crash there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
 .PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build test-wheels test-readme test-targets clean
@@ -13,7 +13,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 26
 
 reproduce: .venv/ready ## run the paper's experiments, judge its claims, write results/report.html (about 7 minutes)
-	@echo "reproduce: the paper's experiments, with the library's own optimizers"
+	@echo "reproduce: the paper's experiments"
 	@$(BIN)/python -m reproduction $(ARGS)
 
 test: .venv/ready-test ## lint, types, doctests and tests
@@ -23,13 +23,13 @@ pytest: .venv/ready-test ## doctests and tests
 	@echo "test: doctests and tests"
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on data that are fetched
+test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on downloaded data
 	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning and optax, in a browser, and on MovieLens"
 	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/benchmarks/test_advice_tasks.py $(ARGS)
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers
-	@echo "test-sanitized: the kernels' tests, with every access of memory checked"
+	@echo "test-sanitized: the kernels' tests, with every memory access checked"
 	@mkdir -p $(dir $(SANITIZED))
 	@$(CC) -std=gnu11 -g -O1 -fPIC -shared -fopenmp -Wall -Wextra -Werror -Wno-psabi -ffp-contract=off -fno-math-errno \
 	  -fno-trapping-math -fsanitize=address,undefined -fno-sanitize-recover=all src/matrix_adagrad/native/*.c \
@@ -51,17 +51,17 @@ format: .venv/ready-test ## rewrite the code in the project's style
 	@$(BIN)/ruff format --quiet
 	@$(BIN)/clang-format -i src/matrix_adagrad/native/*.[ch]
 
-bench: .venv/ready-bench ## time and memory of a step next to its peers (about 3 minutes)
+bench: .venv/ready-bench ## time and memory of a step, compared with peers (about 3 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
 	@$(BIN)/python -m benchmarks.speed $(ARGS)
-	@echo "bench: the memory of steps in the backward pass"
+	@echo "bench: memory with steps in the backward pass"
 	@$(BIN)/python -m benchmarks.in_backward $(filter-out --quick,$(ARGS))
 
 advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes, into results/advice/)
-	@echo "advice: the advisor's choices next to full-length runs"
+	@echo "advice: the advisor's choices, compared with full-length runs"
 	@$(BIN)/python -m benchmarks.advice $(ARGS)
 
-publish: .venv/ready ## put the results of make reproduce into docs/reproduction.md and docs/results/
+publish: .venv/ready ## copy the results of make reproduce to docs/reproduction.md and docs/results/
 	@echo "publish: claims and figures of the full run, into docs/"
 	@PYTHONPATH=. $(BIN)/python docs/publish.py
 
@@ -69,9 +69,9 @@ docs: .venv/ready-docs ## the documentation, in site/
 	@echo "docs: sphinx, strict, into site/"
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs site
 
-# libgomp comes with torch, whose threads the kernels share. Two wheels of a version cannot be installed at once: the pure
-# one has a folder of its own, so that dist/*.whl is the one for this machine.
-build: .venv/ready-release ## what is released: sdist and wheel with kernels in dist/, the wheel without them in dist/pure/
+# libgomp comes with torch, whose threads the kernels share. Two wheels of one version cannot be installed at once, so the
+# pure wheel gets its own folder, and dist/*.whl is the one for this machine.
+build: .venv/ready-release ## release files: sdist and wheel with kernels in dist/, the wheel without them in dist/pure/
 	@echo "build: sdist and wheels into dist/"
 	@rm -rf dist build/wheel
 	@mkdir -p build/wheel && { $(BIN)/python -m build --outdir build/wheel . && PATH="$(CURDIR)/$(BIN):$$PATH" \
@@ -81,7 +81,7 @@ build: .venv/ready-release ## what is released: sdist and wheel with kernels in 
 	@mv build/wheel/*.tar.gz dist
 	@ls dist dist/pure
 
-test-wheels: build ## both wheels, one after the other, in an empty venv
+test-wheels: build ## test both wheels, one after the other, in an empty venv
 	@echo "test-wheels: in an empty venv"
 	@rm -rf build/venv && $(PYTHON) -m venv build/venv
 	@build/venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
@@ -93,17 +93,17 @@ test-wheels: build ## both wheels, one after the other, in an empty venv
 	@rm -rf build/venv build/advice
 SMOKE := build/venv/bin/python -W error -W "ignore:Failed to initialize NumPy" .ci/smoke.py README.md
 
-test-readme: ## every command that the README shows, in an empty venv
+test-readme: ## run every command in the README, in an empty venv
 	@$(PYTHON) .ci/readme.py
 
-test-targets: ## every target alone, in a clone of its own with an empty home: a small part of those that take long
+test-targets: ## run every target in its own clone with an empty home; slow ones only in part
 	@$(PYTHON) .ci/targets.py
 
-clean: ## remove everything that was made here
+clean: ## remove everything that make created
 	@rm -rf .venv build dist site src/*.egg-info src/matrix_adagrad/native/*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/matrix_adagrad/native/*.[ch])
-# Nothing is compiled ahead: most of what is installed is never imported.
+# No bytecode is compiled ahead of time: most of what is installed is never imported.
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile -c constraints.txt
 
@@ -113,7 +113,7 @@ INSTALL := $(PIP) install --no-compile -c constraints.txt
 	@$(INSTALL) -e '.[reproduction]'
 	@touch $@
 
-# All at once: a second call would build the kernels a second time.
+# All in one call: a second one would build the kernels again.
 .venv/ready-%: $(SOURCES)
 	@echo "setup: .venv with matrix-adagrad, for $*"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv

@@ -1,4 +1,4 @@
-"""Builds the native kernels; everything else is in pyproject.toml. Without a C compiler the package installs too."""
+"""Builds the native kernels; everything else is in pyproject.toml. The package also installs without a C compiler."""
 
 import os
 import sysconfig
@@ -10,7 +10,7 @@ SOURCES = (
     *("bags", "balls", "dense", "dispatch", "interface", "sparse", "step"),
     *("tiles", "tiles_avx2", "tiles_avx512"),
 )
-# The kernels know nothing of Python: one build serves every version. setuptools cannot say so without the GIL.
+# The kernels do not use Python, so one build serves every version. setuptools cannot say so for free-threaded builds.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 kernels = Extension(
@@ -28,7 +28,7 @@ kernels = Extension(
     py_limited_api=LIMITED,
 )
 
-# MATRIX_ADAGRAD_PURE=1 leaves them out, for the wheel of all other platforms.
+# MATRIX_ADAGRAD_PURE=1 leaves them out, for the wheel for all other platforms.
 pure = os.environ.get("MATRIX_ADAGRAD_PURE") == "1"
 setup(
     ext_modules=[] if pure else [kernels],

@@ -1,5 +1,6 @@
-"""Every command that the README shows, as printed and in its order, in a copy of this checkout, with an empty venv and
-an empty home: python3 .ci/readme.py.
+"""Run every command in the README, in order, in a copy of this checkout with an empty venv and an empty home.
+
+python3 .ci/readme.py
 """
 
 import os
@@ -13,13 +14,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {  # commands that are not run here, and why
-    "make reproduce": "7 minutes; .ci/targets.py runs a part of it",
+    "make reproduce": "takes 7 minutes; .ci/targets.py runs part of it",
     "make test": ".ci/targets.py runs it",
 }
 
 
 def blocks(readme: str) -> list[str]:
-    """The README's shell blocks, without the commands that are run elsewhere."""
+    """The README's shell blocks, without the commands in ELSEWHERE."""
     found = re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S)
     commands = [line.partition("#")[0].strip() for block in found for line in block.splitlines()]
     unknown = [command for command in ELSEWHERE if command not in commands]
@@ -29,7 +30,7 @@ def blocks(readme: str) -> list[str]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """All files that are in git, or would be."""
+    """Copy all files except those that git ignores."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     for name in filter(None, subprocess.check_output(listed, cwd=ROOT, encoding="utf-8").split("\0")):
         if (ROOT / name).is_file():
@@ -38,7 +39,7 @@ def copy_checkout(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run them; the first one that fails ends it, with its exit code."""
+    """Run the commands until one fails."""
     with tempfile.TemporaryDirectory() as folder:
         checkout, venv, home = (Path(folder, name) for name in ("checkout", "venv", "home"))
         home.mkdir()
@@ -53,7 +54,7 @@ def main() -> None:
             print("readme: " + block.replace("\n", "\n        "), flush=True)
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=checkout, env=environment)
             if done.returncode:
-                sys.exit(f"readme: exit code {done.returncode} of\n{block}")
+                sys.exit(f"readme: exit code {done.returncode} from\n{block}")
             print(f"readme: {time.monotonic() - started:.0f} s", flush=True)
 
 

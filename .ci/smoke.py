@@ -1,4 +1,4 @@
-"""An installed wheel, in a venv that has nothing else: python smoke.py README.md kernels|pure."""
+"""Check an installed wheel in an otherwise empty venv: python smoke.py README.md kernels|pure."""
 
 import importlib.util
 import re
@@ -13,7 +13,7 @@ assert "site-packages" in folder.parts, folder
 for name in ("py.typed", *(f"pages/{file}" for file in ("template.html", "style.css", "heat.js", "page.js"))):
     assert (folder / name).exists(), name
 assert not list(folder.glob("native/*.[ch]"))
-# The reproduction, the benchmarks and the tests are the repository's, not the wheel's.
+# The reproduction, the benchmarks and the tests belong to the repository, not to the wheel.
 for name in ("bench", "benchmarks", "experiments", "reproduction", "tests"):
     assert importlib.util.find_spec(f"matrix_adagrad.{name}") is None, name
     assert not (folder.parent / name).exists(), name

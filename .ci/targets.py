@@ -1,9 +1,9 @@
-"""Every target of the Makefile alone, each in a clone of its own and with an empty home.
+"""Run every target of the Makefile, each in its own clone with an empty home.
 
-    python3 .ci/targets.py [TARGET…]     a small part of those that take long
-    python3 .ci/targets.py --whole       all of the tests
+    python3 .ci/targets.py [TARGET…]     slow targets only in part
+    python3 .ci/targets.py --whole       all tests
 
-Nothing that one target sets up can help another one. Clones have what is committed.
+No target can rely on what another one has set up. Clones contain only what is committed.
 """
 
 import os
@@ -17,39 +17,39 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("help", "lint", "format", "docs", "clean", "publish", "test-wheels", "test-readme")
-PART = {  # what make gets as ARGS, for a part that takes a minute
+PART = {  # ARGS for a part that takes a minute
     "test": "tests/test_intervals.py",
     "test-integrations": "-k test_solvers",
     "test-sanitized": "-k test_library",
 }
-ALWAYS_PART = {  # the same for what takes long and is no test, or is tested with another target
+ALWAYS_PART = {  # the same for slow targets that are not tests, or that another target covers
     "pytest": "tests/test_intervals.py",
     "reproduce": "examples --quick",
     "bench": "--quick --rounds 2",
     "advice": "planted-none",
 }
 BEFORE = {"clean": "build"}  # in the same clone, so that there is something to remove
-REFUSED = {"publish": "results/claims.json is not there: make reproduce, and then make publish"}
+REFUSED = {"publish": "results/claims.json is missing: run make reproduce first"}
 SELF = "test-targets"
-AS_TEST = ("pytest", "lint", "format")  # these are set up as test is, which --whole runs
+AS_TEST = ("pytest", "lint", "format")  # set up like test, which --whole runs
 
 
 def targets() -> list[str]:
-    """The Makefile's, each with a way to try it here."""
+    """The Makefile's targets. This script must know how to run each of them."""
     found = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
     known = {*QUICK, *PART, *ALWAYS_PART, *BEFORE.values(), SELF}
-    assert set(found) == known, f"targets of the Makefile and of this script differ: {set(found) ^ known}"
+    assert set(found) == known, f"the Makefile and this script have different targets: {set(found) ^ known}"
     return [name for name in found if name != SELF and name not in BEFORE.values()]
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What a stranger's shell has: nothing of this one's Python, caches and make."""
+    """A fresh environment: nothing from this shell's Python, caches or make."""
     own = ("PYTHON", "VIRTUAL_ENV", "XDG_", "MAKE", "MFLAGS", "ARGS", "HF_", "TORCH")
     return {**{key: value for key, value in os.environ.items() if not key.startswith(own)}, "HOME": str(home)}
 
 
 def problem(target: str, clone: Path, home: Path, args: str) -> str | None:
-    """Run it, with its output on the screen, and say what is wrong."""
+    """Run the target, show its output, and return what went wrong."""
     command = ["make", *filter(None, [BEFORE.get(target), target, args and f"ARGS={args}"])]
     said = []
     with subprocess.Popen(
@@ -69,11 +69,11 @@ def problem(target: str, clone: Path, home: Path, args: str) -> str | None:
 
 
 def main(arguments: list[str]) -> str | None:
-    """Try all of them, or those that are named; returns what failed."""
-    whole, names = "--whole" in arguments, [one for one in arguments if one != "--whole"]
+    """Run the given targets, or all of them, and return which ones failed."""
+    whole, names = "--whole" in arguments, [name for name in arguments if name != "--whole"]
     known, failed = targets(), []
     assert set(names) <= set(known), f"no such target: {set(names) - set(known)}"
-    for target in names or [one for one in known if not (whole and one in AS_TEST)]:
+    for target in names or [name for name in known if not (whole and name in AS_TEST)]:
         folder, started = Path(tempfile.mkdtemp()), time.monotonic()
         (folder / "home").mkdir()
         subprocess.run(["git", "clone", "--quiet", ROOT, folder / "clone"], check=True)
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> str | None:
         shutil.rmtree(folder)
         print(f"targets: make {target}: {wrong or 'works'}, {time.monotonic() - started:.0f} s\n", flush=True)
         failed += [target] * bool(wrong)
-    return f"targets: these do not work alone: {', '.join(failed)}" if failed else None
+    return f"targets: these fail in a fresh clone: {', '.join(failed)}" if failed else None
 
 
 if __name__ == "__main__":

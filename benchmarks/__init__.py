@@ -1,1 +1,1 @@
-"""What things cost, and whether advice is good: each file is a command, ``python -m benchmarks.<name>``."""
+"""Benchmarks of speed, memory and quality. Each is a command: ``python -m benchmarks.<name>``."""

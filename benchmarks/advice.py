@@ -1,11 +1,11 @@
-"""Is the advisor's advice any good? Its choice after short runs, next to full-length runs of everybody.
+"""Is the advisor's advice any good? Compares its choice after short runs with full-length runs of all candidates.
 
-    python -m benchmarks.advice            all tasks, in about 40 minutes; what is done is kept in results/advice/
-    python -m benchmarks.advice --write    put what is kept into docs/advisor.md
+    python -m benchmarks.advice            all tasks, in about 40 minutes; results are stored in results/advice/
+    python -m benchmarks.advice --write    write the stored results into docs/advisor.md
 
-On each task the advisor gets runs of 200 steps. Then all its candidates, and outside references, train for four times
-as many steps on other seeds, each with its own learning rate, tuned in the same way. The advice was right if the chosen
-candidate is level with the best of the candidates there.
+On each task, the advisor gets runs of 200 steps. Then all its candidates, and outside optimizers, train for four times
+as many steps on other seeds, each with its own learning rate, tuned the same way. The advice was right if the chosen
+candidate is level with the best candidate at full length.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from matrix_adagrad.files import write
 from matrix_adagrad.optim import geometry_groups
 from matrix_adagrad.version import __version__
 
-SHORT, LONGER, SEEDS = 200, 4, 5  # steps of the advisor's runs, how many times as many full ones have, and seeds
-FEWER = {"gpt": 100}  # a step takes ten times as long there
-OTHER = 100  # the first of the seeds that the advisor has not seen
+SHORT, LONGER, SEEDS = 200, 4, 5  # steps of the advisor's runs, factor for full-length runs, seeds
+FEWER = {"gpt": 100}  # its steps take ten times as long
+OTHER = 100  # the first seed that the advisor has not used
 OUT = Path("results/advice")
-SLOW = ("gpt", "mlp", "digits-cnn", "skip-gram")  # these first, so that no core waits at the end
+SLOW = ("gpt", "mlp", "digits-cnn", "skip-gram")  # these start first, so that no core idles at the end
 
 
-class Both(Optimizer):
+class MuonWithAdam(Optimizer):
     """Muon for hidden matrices and Adam for the rest, as one optimizer with one learning rate."""
 
     def __init__(self, model: nn.Module, lr: float) -> None:
@@ -59,18 +59,18 @@ class Both(Optimizer):
 
 
 def references() -> list[Candidate]:
-    """Outside optimizers; SGD's learning rate depends on the loss's units, so its rates lie farther apart."""
-    make: dict[str, tuple[Callable[[nn.Module, float], Optimizer], tuple[float, ...]]] = {
+    """Outside optimizers. SGD's learning rate depends on the units of the loss, so its rates are spaced wider."""
+    optimizers: dict[str, tuple[Callable[[nn.Module, float], Optimizer], tuple[float, ...]]] = {
         "Adam": (lambda model, lr: Adam(model.parameters(), lr), lrs_around(0.01)),
         "SGD": (lambda model, lr: SGD(model.parameters(), lr, momentum=0.9), lrs_around(0.3, step=10**0.5)),
         "Adafactor": (lambda model, lr: Adafactor(model.parameters(), lr), lrs_around(0.01)),
-        "Muon": (Both, lrs_around(0.01)),
+        "Muon": (MuonWithAdam, lrs_around(0.01)),
     }
-    return [Candidate(name, how, lrs) for name, (how, lrs) in make.items()]
+    return [Candidate(name, make, lrs) for name, (make, lrs) in optimizers.items()]
 
 
 def try_task(name: str) -> dict[str, Any]:
-    """The advice on a task, and what full-length runs say to it."""
+    """The advice on a task, and the full-length runs that judge it."""
     torch.set_num_threads(1)
     start = time.perf_counter()
     task = TASKS[name]()
@@ -104,18 +104,18 @@ def try_task(name: str) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------------- what the probe alone would have said
+# ------------------------------------------------------------------------------ what the probe alone would have chosen
 
 
 def predictions(parameters: Sequence[ParameterSummary]) -> dict[str, str]:
-    """The geometry for the whole model that each of the probe's statistics speaks for, by the statistic."""
+    """For each statistic of the probe, the geometry that it would choose for the whole model."""
     matrices = [parameter for parameter in parameters if parameter.is_matrix]
 
     def total(value: Callable[[ParameterSummary], float]) -> float:
         return sum(map(value, matrices))
 
     def mean(value: Callable[[ParameterSummary], float]) -> float:
-        """Weighted by squared gradients: a layer without gradients does not count."""
+        """Weighted by squared gradients, so a layer without gradients does not count."""
         weights = [matrix.gradient_norm["whole"] for matrix in matrices]
         return statistics.fmean(map(value, matrices), weights if sum(weights) else None)
 
@@ -124,10 +124,10 @@ def predictions(parameters: Sequence[ParameterSummary]) -> dict[str, str]:
 
     enough = [name for name in ("row", "column") if agreement(name) >= 0.9]
     return {
-        "least bound": min(
+        "smallest bound": min(
             ("row", "column", "entry", "whole"), key=lambda name: total(lambda matrix: matrix.bound[name])
         ),
-        "least bound, rows or columns": min(
+        "smallest bound, rows or columns": min(
             ("row", "column"), key=lambda name: total(lambda matrix: matrix.bound[name])
         ),
         "larger agreement": max(("row", "column"), key=agreement),
@@ -137,7 +137,7 @@ def predictions(parameters: Sequence[ParameterSummary]) -> dict[str, str]:
             if mean(lambda matrix: matrix.rows.participation) < mean(lambda matrix: matrix.columns.participation)
             else "column"
         ),
-        "more silent": "row"
+        "more inactive": "row"
         if mean(lambda matrix: matrix.rows.inactive) >= mean(lambda matrix: matrix.columns.inactive)
         else "column",
     } | {f"always {name}": name for name in ("entry", "row", "column", "whole")}
@@ -147,40 +147,42 @@ def predictions(parameters: Sequence[ParameterSummary]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run what is not there yet, and show the tables."""
+    """Run the missing tasks, and print the tables."""
     from benchmarks import advice_tables
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", help=f"some of {', '.join(TASKS)} (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--write", action="store_true", help="run nothing; put what is kept into docs/advisor.md")
+    parser.add_argument(
+        "--write", action="store_true", help="run nothing; write the stored results into docs/advisor.md"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.tasks if name not in TASKS]
     if unknown:
-        parser.error(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        parser.error(f"no such task: {', '.join(unknown)}; choose from {', '.join(TASKS)}")
     if not options.write:
         wanted = options.tasks or sorted(
             TASKS, key=lambda name: (name not in SLOW, SLOW.index(name) if name in SLOW else 0)
         )
-        run([name for name in wanted if not kept(name).exists()], options.workers)
-    found = [json.loads(kept(name).read_text(encoding="utf-8")) for name in TASKS if kept(name).exists()]
+        run([name for name in wanted if not stored(name).exists()], options.workers)
+    found = [json.loads(stored(name).read_text(encoding="utf-8")) for name in TASKS if stored(name).exists()]
     print(advice_tables.text(found))
     if options.write:
         advice_tables.publish(found)
 
 
-def kept(name: str) -> Path:
+def stored(name: str) -> Path:
     """The file with a task's result."""
     return OUT / f"{name}.json"
 
 
 def run(names: Sequence[str], workers: int) -> None:
-    """Try tasks side by side, and keep each result as soon as it is there."""
+    """Run tasks in parallel, and store each result as soon as it is ready."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, max_tasks_per_child=1) as pool:
         for future in as_completed([pool.submit(try_task, name) for name in names]):
             result = future.result() | {"version": __version__, "torch": torch.__version__}
-            write(kept(result["task"]), json.dumps(result, indent=1) + "\n")
+            write(stored(result["task"]), json.dumps(result, indent=1) + "\n")
             print(f"{result['task']}: {result['seconds']:.0f} s", flush=True)
 
 

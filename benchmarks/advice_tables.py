@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.advice`, from what its runs left behind, and their place in docs/advisor.md."""
+"""The tables of `benchmarks.advice`, from its stored results, and their place in docs/advisor.md."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ Found = dict[str, Any]
 
 
 def publish(found: Sequence[Found]) -> None:
-    """Exchange the tables of the page."""
+    """Replace the tables on the page."""
     update_page(DOCS / "advisor.md", {"advice": lambda: text(found)})
 
 
 def text(found: Sequence[Found]) -> str:
-    """All tables, with the sentences that sum them up."""
+    """All tables, with summaries."""
     right = [task for task in found if _chosen(task)["verdict"] in LEVEL]
     close = [task for task in right if _behind(_chosen(task), _best(task)) <= CLOSE]
     costs = [_behind(_chosen(task), _best(task)) for task in found if task not in right]
-    wrong = f" On the others it ended {_percent(min(costs))} to {_percent(max(costs))} above the best." if costs else ""
+    wrong = (
+        f" On the others, it ended {_percent(min(costs))} to {_percent(max(costs))} above the best." if costs else ""
+    )
     versions = ", ".join(sorted({f"torch {task['torch']}" for task in found}))
     minutes = statistics.median(task["advised_seconds"] for task in found) / 60
     return "\n\n".join(
         (
-            f"On **{len(right)} of {len(found)}** tasks the chosen candidate was level with the best one at full "
-            f"length, on {len(close)} of them with a loss at most {CLOSE:.0%} above.{wrong} Advice took {minutes:.1f} "
-            f"minutes in the median, on one core that was shared ({versions}).",
+            f"On **{len(right)} of {len(found)}** tasks, the chosen candidate was level with the best one at full "
+            f"length; on {len(close)} of them, its loss was at most {CLOSE:.0%} higher.{wrong} The median time for "
+            f"advice was {minutes:.1f} minutes, on one core of a shared machine ({versions}).",
             _choices(found),
-            "Outside optimizers at full length, each with its own learning rate, tuned in the same way: by how much of "
-            "the loss of the best candidate they end above it (+) or below it (−). Bold: the paired 95 % interval has "
-            "no 0 in it.",
+            "Outside optimizers at full length, each with its own learning rate, tuned the same way: the loss relative "
+            "to that of the best candidate, above (+) or below it (−). In bold, the paired 95 % interval excludes 0.",
             _references(found),
-            "What the probe's statistics would have chosen: how often the geometry that they speak for, taken for the "
-            "whole model, was level with the best of the four at full length, over tasks and both families; and what "
-            "it cost on average.",
+            "What the probe's statistics would have chosen, with one geometry for the whole model: how often this "
+            "choice was level with the best of the four geometries at full length, over all tasks and both families, "
+            "and what it cost.",
             _predictions(found),
         )
     )
@@ -85,7 +86,7 @@ def _references(found: Sequence[Found]) -> str:
         for name in OUTSIDE:
             scores = task["outside"][name]
             if isinstance(scores, str):
-                cells.append("not for it")
+                cells.append("not applicable")
                 continue
             if any(score is None or not math.isfinite(score) for score in scores):
                 cells.append("failed")
@@ -112,7 +113,7 @@ def _predictions(found: Sequence[Found]) -> str:
                 level += difference.low <= 0 or cost <= 0.01
                 costs.append(cost)
         rows.append([statistic, f"{level} of {len(costs)}", _percent(statistics.fmean(costs)), _percent(max(costs))])
-    return markdown_table(["statistic", "level with the best", "mean cost", "largest"], rows)
+    return markdown_table(["statistic", "level with the best", "mean cost", "largest cost"], rows)
 
 
 def _standing(task: Found, name: str) -> Found | None:

@@ -1,5 +1,5 @@
-"""Tasks to try the advisor on: those of `matrix_adagrad.demos.tasks`, more small models, and some where it is
-known what shares a scale. ``TASKS`` has them all by name.
+"""Tasks to test the advisor on: the demos of `matrix_adagrad.demos.tasks`, more small models, and planted problems
+whose best geometry is known. ``TASKS`` lists them by name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _cross_entropy(model: nn.Module, batch: Pair) -> Tensor:
 
 
 class SkipGram(nn.Module):
-    """A vector for each word, and one for each word as a neighbour."""
+    """One vector for each word, and another for the word as a neighbour."""
 
     def __init__(self, words: int, dimension: int) -> None:
         super().__init__()
@@ -72,14 +72,14 @@ class SkipGram(nn.Module):
         )
 
     def forward(self, words: Tensor, neighbours: Tensor) -> Tensor:
-        """Logits of each word's neighbours, of which there are several: (words, neighbours)."""
+        """The logits of each word's neighbours: (words, neighbours)."""
         return torch.einsum("pd,pnd->pn", self.words(words), self.neighbours(neighbours))
 
 
 def skip_gram() -> Task:
-    """Word vectors by negative sampling on the text that ships with Python, judged on the last tenth of it.
+    """Word vectors by negative sampling on the text that ships with Python, judged on its last tenth.
 
-    Frequent words have large gradients often and rare words seldom: one scale per row, which is a word.
+    Frequent words often have large gradients, rare words seldom. Each row is a word, so rows need separate scales.
     """
     spoken = re.findall("[a-z]+", python_text().lower())
     counts = collections.Counter(spoken).most_common(WORDS)
@@ -109,16 +109,16 @@ def skip_gram() -> Task:
 
 
 def _neighbours(text: Tensor) -> Pair:
-    """Every word with each that is at most `WINDOW` places away."""
+    """All pairs of words that are at most `WINDOW` places apart."""
     sides = [(text[:-apart], text[apart:]) for apart in range(1, WINDOW + 1)]
     words, neighbours = zip(*sides, *((right, left) for left, right in sides), strict=True)
     return torch.cat(words), torch.cat(neighbours)
 
 
 def softmax_sparse() -> Task:
-    """Convex softmax regression on features of which feature j is active as often as word j of a text: about 1/j.
+    """Convex softmax regression on sparse features: feature j is active with frequency about 1/j, like words in a text.
 
-    Judged on the stream of samples, each of which is new. A feature's weights are a column: one scale per column.
+    Judged on the stream of samples, none of which repeats. A feature's weights are a column: one scale per column.
     """
     often = 1 / torch.arange(1, FEATURES + 1)
     often = (often * ACTIVE / often.sum()).clamp_(max=1)
@@ -140,28 +140,28 @@ def softmax_sparse() -> Task:
 
 
 def planted_row() -> Task:
-    """Least squares where the targets' noise grows over the rows from 0.1 to 30, so that gradients do.
+    """Least squares where the noise of the targets, and so the gradients, grow over the rows, from 0.1 to 30.
 
-    Row should win: a noisy row needs small steps and a quiet one can take large ones; in a row all entries are alike.
+    Row should win: a noisy row needs small steps, a quiet one can take large ones, and entries of a row are alike.
     """
     return _planted("planted-row", noise=torch.logspace(-1, 1.5, SIZE), scales=torch.ones(SIZE))
 
 
 def planted_column() -> Task:
-    """Least squares where the inputs' scale grows over the columns from 0.1 to 10, so that gradients do.
+    """Least squares where the scale of the inputs, and so the gradients, grow over the columns, from 0.1 to 10.
 
-    Column should win: a small input needs large steps of its weights; in a column all entries are alike.
+    Column should win: the weights of a small input need large steps, and entries of a column are alike.
     """
     return _planted("planted-column", noise=torch.full((SIZE,), 0.5), scales=torch.logspace(-1, 1, SIZE))
 
 
 def planted_none() -> Task:
-    """Least squares with white inputs and noise, where all entries are alike: one scale for the whole is enough."""
+    """Least squares with white inputs and noise. All entries are alike, so one scale for the whole matrix is enough."""
     return _planted("planted-none", noise=torch.full((SIZE,), 0.5), scales=torch.ones(SIZE))
 
 
 def _planted(name: str, noise: Tensor, scales: Tensor) -> Task:
-    """The targets are W x + noise, where every input has the same share; judged without the noise."""
+    """The targets are W x + noise, where all inputs contribute equally; judged without the noise."""
     planted = torch.randn(SIZE, SIZE, generator=seeded_generator(-1)) / scales / SIZE**0.5
 
     def draw(samples: int, noise: Tensor, random: torch.Generator) -> Pair:

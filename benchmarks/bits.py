@@ -1,17 +1,17 @@
-"""The bits that every kind of step leaves, to compare two versions of the code.
+"""Hashes of the results of every kind of step, to compare two versions of the code bit for bit.
 
     python -m benchmarks.bits write FILE [--only PREFIX] [--threads N]
     python -m benchmarks.bits compare FILE [--only PREFIX] [--threads N]
 
-``write`` runs some thousand cases and writes a hash for each: of the parameter and of all its state after a few steps,
-or of the error that was raised. ``compare`` runs them again and exits with 1 if any hash is another one, or if cases
-are missing. Which code runs is decided by PYTHONPATH; both print where it lies. ``--only sparse/`` runs the cases whose
-names begin so.
+``write`` runs thousands of cases and writes a hash for each: of the parameter and all its state after a few steps, or
+of the error that was raised. ``compare`` runs them again and exits with 1 if any hash differs or any case is missing.
+PYTHONPATH decides which code runs; both commands print its location. ``--only sparse/`` runs only the cases whose names
+start with that.
 
-A name has the kind of case first, the parameter last. Gradients depend on the name alone; rows and columns of them
-differ by orders of magnitude. The hashes depend on torch and on the CPU, so that a file is of use on one machine, and
-not on ``--threads``: where torch itself adds up large tensors, which does depend on it, a case runs on one thread.
-Cases under ``stochastic/`` draw random numbers: they are reported, and are not an error.
+A name starts with the kind of case and ends with the parameter. Gradients depend only on the name; their rows and
+columns differ by orders of magnitude. The hashes depend on torch and on the CPU, so a file is valid only on one
+machine. They do not depend on ``--threads``: where torch's own sums over large tensors would, a case runs on one
+thread. Cases under ``stochastic/`` draw random numbers. If they differ, this is reported, but it is not an error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ COMMON: dict[str, Options] = {
     "all": {"reduction": "mean", "eps": 0.0, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
     "default=float64": {"default": torch.float64},
 }
-# Of these kinds one case in so many is run, chosen by its name.
+# Of these kinds, only one case in this many is run, chosen by its name.
 ONE_IN = {"dense": 4, "extreme": 2, "options": 6, "large": 3, "sparse": 4, "sparse options": 3, "large sparse": 4}
 ONE_IN |= {"bags": 2, "domains": 6, "sparse domains": 4, "saved": 4, "models": 2}
 ONE_IN |= {"sharded": 3, "sharded domains": 3, "stochastic": 3, "not stochastic": 3}
@@ -94,7 +94,7 @@ OWN: dict[str, dict[str, Options]] = {
 }
 
 
-class Layout(NamedTuple):
+class MemoryLayout(NamedTuple):
     """The shape of a parameter, and how it and its gradients lie in memory."""
 
     shape: tuple[int, ...]
@@ -103,35 +103,40 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    **{"x".join(map(str, shape)): Layout(shape) for shape in ((12, 16), (13, 7), (1, 9), (9, 1), (1, 1), (33, 65))},
     **{
-        "x".join(map(str, shape)): Layout(shape) for shape in ((4, 1030), (1030, 4), (4, 6, 8), (8, 4, 3, 3), (1, 6, 8))
+        "x".join(map(str, shape)): MemoryLayout(shape)
+        for shape in ((12, 16), (13, 7), (1, 9), (9, 1), (1, 1), (33, 65))
     },
-    **{name: Layout(shape) for name, shape in (("vector", (37,)), ("one", (1,)), ("scalar", ()))},
-    **{f"empty {shape}": Layout(shape) for shape in ((0, 4), (4, 0), (0,), (2, 0, 4))},
     **{
-        f"12x16 {how}": Layout((12, 16), how, how) for how in ("transposed", "apart", "rows apart", "padded", "shifted")
+        "x".join(map(str, shape)): MemoryLayout(shape)
+        for shape in ((4, 1030), (1030, 4), (4, 6, 8), (8, 4, 3, 3), (1, 6, 8))
     },
-    "12x16 transposed gradient": Layout((12, 16), "contiguous", "transposed"),
-    "12x16 transposed parameter": Layout((12, 16), "transposed"),
-    "12x16 expanded gradient": Layout((12, 16), "contiguous", "expanded"),
-    "12x16 apart gradient": Layout((12, 16), "contiguous", "apart"),
-    "vector apart": Layout((38,), "apart", "apart"),
-    "4x6x8 transposed": Layout((4, 6, 8), "transposed", "transposed"),
-    "4x6x8 reversed": Layout((4, 6, 8), "reversed", "reversed"),
-    "8x4x3x3 channels_last": Layout((8, 4, 3, 3), "channels_last", "channels_last"),
-    "8x4x3x3 channels_last parameter": Layout((8, 4, 3, 3), "channels_last"),
+    **{name: MemoryLayout(shape) for name, shape in (("vector", (37,)), ("one", (1,)), ("scalar", ()))},
+    **{f"empty {shape}": MemoryLayout(shape) for shape in ((0, 4), (4, 0), (0,), (2, 0, 4))},
+    **{
+        f"12x16 {how}": MemoryLayout((12, 16), how, how)
+        for how in ("transposed", "apart", "rows apart", "padded", "shifted")
+    },
+    "12x16 transposed gradient": MemoryLayout((12, 16), "contiguous", "transposed"),
+    "12x16 transposed parameter": MemoryLayout((12, 16), "transposed"),
+    "12x16 expanded gradient": MemoryLayout((12, 16), "contiguous", "expanded"),
+    "12x16 apart gradient": MemoryLayout((12, 16), "contiguous", "apart"),
+    "vector apart": MemoryLayout((38,), "apart", "apart"),
+    "4x6x8 transposed": MemoryLayout((4, 6, 8), "transposed", "transposed"),
+    "4x6x8 reversed": MemoryLayout((4, 6, 8), "reversed", "reversed"),
+    "8x4x3x3 channels_last": MemoryLayout((8, 4, 3, 3), "channels_last", "channels_last"),
+    "8x4x3x3 channels_last parameter": MemoryLayout((8, 4, 3, 3), "channels_last"),
 }
 LARGE = {
-    "3000x300": Layout((3000, 300)),
-    "300x3000 transposed": Layout((300, 3000), "transposed", "transposed"),
-    "4x1000x200": Layout((4, 1000, 200)),
+    "3000x300": MemoryLayout((3000, 300)),
+    "300x3000 transposed": MemoryLayout((300, 3000), "transposed", "transposed"),
+    "4x1000x200": MemoryLayout((4, 1000, 200)),
 }
 FEW = ("12x16", "vector", "8x4x3x3 channels_last", "4x6x8")
 
 
 def balls_and_boxes(rows: int) -> dict[str, sets.Domain]:
-    """Domains for tensors of so many rows."""
+    """Domains for tensors with this many rows."""
     half = rows // 2
     products = {
         "rows product": sets.RowProduct(((half, sets.RowBalls(0.5)), (rows - half, sets.RowSimplex()))),
@@ -148,7 +153,7 @@ def balls_and_boxes(rows: int) -> dict[str, sets.Domain]:
 
 
 def spread(shape: Sequence[int], dtype: torch.dtype, generator: Generator) -> Tensor:
-    """Random numbers, in rows and columns that differ by orders of magnitude; one row is 0."""
+    """Random numbers, with rows and columns that differ by orders of magnitude. One row is 0."""
     x = torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float64)
     for d, powers in ((0, 4), (-1, 2)) if shape else ():
         size = [1] * len(shape)
@@ -160,7 +165,7 @@ def spread(shape: Sequence[int], dtype: torch.dtype, generator: Generator) -> Te
 
 
 def laid_out(x: Tensor, how: str) -> Tensor:
-    """The same numbers, otherwise in memory."""
+    """The same numbers in another memory layout."""
     if how == "transposed":
         return x.mT.contiguous().mT
     if how == "reversed":
@@ -179,8 +184,8 @@ def laid_out(x: Tensor, how: str) -> Tensor:
     return x[:1].expand(x.shape) if how == "expanded" else x
 
 
-def made(layout: Layout, dtype: torch.dtype, generator: Generator) -> Parameter:
-    """A parameter to start from."""
+def made(layout: MemoryLayout, dtype: torch.dtype, generator: Generator) -> Parameter:
+    """An initial parameter."""
     start = torch.randn(layout.shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32)
     return Parameter(laid_out(start.to(dtype), layout.param))
 
@@ -207,14 +212,14 @@ def hashed(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def dense(
     generator: Generator,
     family: str,
-    layouts: Mapping[str, Layout],
+    layouts: Mapping[str, MemoryLayout],
     dtype: torch.dtype,
     options: Options,
     backend: str | None = None,
     threads: int | None = None,
     extreme: Sequence[float] = (),
 ) -> Tensors:
-    """Three steps of parameters in one group; the numbers in ``extreme`` are among their gradients."""
+    """Three steps of parameters in one group. Their gradients contain the numbers in ``extreme``."""
     options = {"lr": 0.1, **options}
     torch.set_default_dtype(options.pop("default", torch.float32))
     torch.set_num_threads(threads or torch.get_num_threads())
@@ -240,7 +245,7 @@ def dense(
 
 
 def groups_of(generator: Generator, family: str, dtype: torch.dtype, options: Options) -> Tensors:
-    """Groups with different geometries, gradients that are missing now and then, a schedule, a group that is late."""
+    """Groups with different geometries, some missing gradients, a schedule, and a group that is added later."""
     params: dict[str, Parameter] = {}
     groups: list[Options] = []
     extras: Iterable[Options] = itertools.cycle(
@@ -265,7 +270,13 @@ def groups_of(generator: Generator, family: str, dtype: torch.dtype, options: Op
 
 
 def reloaded(
-    generator: Generator, family: str, layout: Layout, dtype: torch.dtype, how: str, options: Options, then: Options
+    generator: Generator,
+    family: str,
+    layout: MemoryLayout,
+    dtype: torch.dtype,
+    how: str,
+    options: Options,
+    then: Options,
 ) -> Tensors:
     """Two steps, a checkpoint, and two more in another optimizer."""
     param = made(layout, dtype, generator)
@@ -300,9 +311,15 @@ def sparse_gradient(kind: str, shape: Sequence[int], dtype: torch.dtype, generat
 
 
 def sparse(
-    generator: Generator, family: str, layout: Layout, dtype: torch.dtype, kind: str, options: Options, threads: int = 0
+    generator: Generator,
+    family: str,
+    layout: MemoryLayout,
+    dtype: torch.dtype,
+    kind: str,
+    options: Options,
+    threads: int = 0,
 ) -> Tensors:
-    """Three steps of a table; with the kind "mixed", the second has a dense gradient."""
+    """Three steps of a table. With the kind "mixed", the second has a dense gradient."""
     torch.set_num_threads(threads or torch.get_num_threads())
     param = made(layout, dtype, generator)
     optimizer = FAMILIES[family]([param], **{"lr": 0.1, **options})
@@ -332,7 +349,7 @@ def bags(generator: Generator, family: str, dtype: torch.dtype, kind: str, optio
 
 
 class Model(nn.Module):
-    """A layer of every kind, whose parameters have the gradients that a test wants."""
+    """One layer of every kind, whose parameters get prescribed gradients."""
 
     def __init__(self, generator: Generator) -> None:
         super().__init__()
@@ -345,7 +362,7 @@ class Model(nn.Module):
             param.data.copy_(torch.randn(param.shape, generator=generator))
 
     def loss(self, generator: Generator) -> Tensor:
-        """One whose gradients are random numbers."""
+        """A loss whose gradients are random numbers."""
         indexed = self.table(torch.randint(20, (12,), generator=generator))
         bagged = self.bag(torch.randint(15, (6, 4), generator=generator))
         whole = [p for name, p in self.named_parameters() if not name.startswith(("table", "bag"))]
@@ -371,7 +388,7 @@ def optimizer_of(model: Model, kind: str, options: Options) -> Any:
 
 
 def models(generator: Generator, kind: str, loop: str, options: Options) -> Tensors:
-    """Four steps of a model, after the backward pass or in it, with a checkpoint in between."""
+    """Four steps of a model, after or in the backward pass, with a checkpoint in between."""
     torch.set_num_threads(1)  # Muon multiplies matrices
     model = Model(generator)
     optimizer = optimizer_of(model, kind, options)
@@ -403,12 +420,12 @@ def fits(geometry: Any, shape: Any) -> bool:
 
 
 def case(key: str, run: Callable[..., Tensors], **arguments: Any) -> Case:
-    """A case by its name."""
+    """A case and its name."""
     return key, functools.partial(run, **arguments)
 
 
-def fitting(geometry: Any, keys: Iterable[str]) -> dict[str, Layout]:
-    """The layouts of these names that fit the geometry."""
+def fitting(geometry: Any, keys: Iterable[str]) -> dict[str, MemoryLayout]:
+    """Those of these layouts that fit the geometry."""
     return {key: layout for key, layout in LAYOUTS.items() if key in keys and fits(geometry, layout.shape)}
 
 
@@ -438,8 +455,13 @@ def dense_cases() -> Iterator[Case]:
 def sparse_cases() -> Iterator[Case]:
     """Steps with sparse gradients, and with those of bags."""
     kinds = ("coalesced", "unordered", "repeated", "empty", "mixed")
-    tables = {"20x8": Layout((20, 8)), "22x7": Layout((22, 7)), "8x4x6": Layout((8, 4, 6)), "vector": Layout((20,))}
-    tables |= {f"20x8 {how}": Layout((20, 8), how) for how in ("transposed", "apart", "shifted")}
+    tables = {
+        "20x8": MemoryLayout((20, 8)),
+        "22x7": MemoryLayout((22, 7)),
+        "8x4x6": MemoryLayout((8, 4, 6)),
+        "vector": MemoryLayout((20,)),
+    }
+    tables |= {f"20x8 {how}": MemoryLayout((20, 8), how) for how in ("transposed", "apart", "shifted")}
     bagged = ("sum", "mean offsets", "sum offsets padding", "sum offsets accumulated")
     for family, (name, geometry), mode in itertools.product(FAMILIES, GEOMETRIES.items(), list(MODES)[:4]):
         options, start = {"geometry": geometry, **MODES[mode]}, f"{family}/{name}/{mode}"
@@ -453,7 +475,12 @@ def sparse_cases() -> Iterator[Case]:
                     if "default" not in given:
                         yield case(f"sparse options/{start}/{extra}/{dtype}", run, options=options | given, **setting)
         for dtype in ("float32", "bfloat16"):
-            setting = {"layout": Layout((6000, 64)), "dtype": DTYPES[dtype], "kind": "repeated", "options": options}
+            setting = {
+                "layout": MemoryLayout((6000, 64)),
+                "dtype": DTYPES[dtype],
+                "kind": "repeated",
+                "options": options,
+            }
             yield case(f"large sparse/{start}/{dtype}", run, threads=int(mode in IN_TORCH), **setting)
         for kind, dtype in itertools.product(bagged, list(ALL_DTYPES)[:4]) if fits(geometry, (30, 9)) else ():
             setting = {"family": family, "dtype": ALL_DTYPES[dtype], "kind": kind, "options": options}
@@ -512,7 +539,7 @@ def other_cases() -> Iterator[Case]:
         options = {"geometry": geometry, "stochastic_rounding": True, **MODES[mode]}
         for start, narrow in (("not stochastic", torch.float32), ("stochastic", torch.bfloat16)):
             setting = {"family": family, "dtype": narrow, "options": options}
-            layouts, table = fitting(geometry, FEW), Layout((20, 8))
+            layouts, table = fitting(geometry, FEW), MemoryLayout((20, 8))
             yield case(f"{start}/dense/{family}/{name}/{mode}", dense, layouts=layouts, **setting)
             yield case(f"{start}/sparse/{family}/{name}/{mode}", sparse, layout=table, kind="repeated", **setting)
 
@@ -548,7 +575,7 @@ mesh_of = functools.cache(functools.partial(init_device_mesh, "cpu"))
 
 
 def shared(x: Tensor, mesh: DeviceMesh, placements: Iterable[Any]) -> DTensor:
-    """A tensor that all ranks have, in shards; dimensions that it does not have are not sharded."""
+    """A tensor that all ranks have, sharded. Placements for dimensions it does not have are ignored."""
     own = [Replicate() if isinstance(at, Shard) and at.dim >= x.dim() else at for at in placements]
     return distribute_tensor(x, mesh, own, src_data_rank=None)
 
@@ -556,7 +583,7 @@ def shared(x: Tensor, mesh: DeviceMesh, placements: Iterable[Any]) -> DTensor:
 def sharded(
     generator: Generator, family: str, mesh: str, dtype: torch.dtype, options: Options, partial: bool = False
 ) -> Tensors:
-    """Three steps of parameters in shards; gradients are in the same shards, or parts of a sum."""
+    """Three steps of sharded parameters. Gradients are sharded the same way, or partial sums."""
     over, placements = mesh_of(MESHES[mesh][0]), MESHES[mesh][1]
     shapes = {name: shape for name, shape in SHARDED.items() if fits(options["geometry"], shape)}
     if options.get("domain"):
@@ -578,7 +605,7 @@ def sharded(
 
 
 def sharded_cases(world: int) -> Iterator[Case]:
-    """Steps of shards on so many ranks; all of them run the same."""
+    """Steps of sharded parameters on this many ranks. All ranks run the same cases."""
     few = (Row(), Column(), Whole(), Blocks(rows=2))
     domains: list[sets.Domain] = [sets.FrobeniusBall(1.0), sets.RowBalls(0.5), sets.ColumnBalls(0.5)]
     if world == 2:
@@ -603,7 +630,7 @@ def sharded_cases(world: int) -> Iterator[Case]:
 
 
 def rank_main(rank: int, world: int, folder: str, only: str) -> None:
-    """What a rank does: the cases of its world."""
+    """Run the cases of one rank."""
     torch.set_num_threads(1)
     quiet()
     dist.init_process_group(
@@ -618,7 +645,7 @@ def rank_main(rank: int, world: int, folder: str, only: str) -> None:
 
 
 def on_ranks(world: int, only: str) -> dict[str, str]:
-    """The sharded cases of a world of this size, on processes of their own."""
+    """The sharded cases for this world size, in separate processes."""
     if not any(key.startswith(only) for key, _ in sharded_cases(world)):
         return {}
     with tempfile.TemporaryDirectory() as folder:
@@ -633,12 +660,12 @@ def on_ranks(world: int, only: str) -> dict[str, str]:
 
 
 def quiet() -> None:
-    """Some thousand cases are told of slow projections."""
+    """Silence the warnings about slow projections, which thousands of cases would trigger."""
     logging.getLogger("matrix_adagrad").setLevel(logging.ERROR)
 
 
 def record(cases: Iterable[Case], only: str) -> dict[str, str]:
-    """The hashes of what cases leave behind."""
+    """The hashes of the results of cases."""
     found: dict[str, str] = {}
     threads = torch.get_num_threads()
     for key, run in cases:
@@ -662,9 +689,9 @@ def record(cases: Iterable[Case], only: str) -> dict[str, str]:
 
 
 def everything(only: str) -> dict[str, str]:
-    """All cases, with some words on how it went."""
+    """Run all cases, and print the progress."""
     quiet()
-    print(f"matrix_adagrad of {Path(ours.__file__).parent}, {torch.get_num_threads()} threads, {about()}")
+    print(f"matrix_adagrad from {Path(ours.__file__).parent}, {torch.get_num_threads()} threads, {about()}")
     found: dict[str, str] = {}
     for cases in (dense_cases, sparse_cases, domain_cases, other_cases, compiled_cases):
         start = time.monotonic()
@@ -677,12 +704,12 @@ def everything(only: str) -> dict[str, str]:
         print(f"{len(new)} cases on {world} ranks in {time.monotonic() - start:.0f} s", flush=True)
         found |= new
     raised = Counter(key.split("/")[0] for key, value in found.items() if value.startswith("raises"))
-    print(f"{len(found)} cases; these raised errors: {dict(raised)}")
+    print(f"{len(found)} cases; errors raised: {dict(raised)}")
     return found
 
 
 def about() -> str:
-    """What the bits depend on, besides the code."""
+    """What the bits depend on besides the code."""
     return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -691,7 +718,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("write", "compare"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--only", default="", help="what the names of cases begin with")
+    parser.add_argument("--only", default="", help="run only the cases whose names start with this")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -701,15 +728,15 @@ def main() -> int:
         return 0
     saved = json.loads(options.file.read_text(encoding="utf-8"))
     if saved["about"] != about():
-        print(f"the file is of {saved['about']}: its bits may be other ones for that reason")
+        print(f"the file was written with {saved['about']}: its bits may differ for that reason")
     before = {key: value for key, value in saved["cases"].items() if key.startswith(options.only)}
     differing = [key for key in sorted(before.keys() | found.keys()) if before.get(key) != found.get(key)]
     for key in differing:
-        print(f"{key}: {before.get(key, 'was not there')} → {found.get(key, 'is missing')}")
+        print(f"{key}: {before.get(key, 'new')} → {found.get(key, 'missing')}")
     equal = len(before.keys() | found.keys()) - len(differing)
     random = sum(key.startswith("stochastic/") for key in differing)
     kinds = dict(Counter(key.split("/")[0] for key in differing))
-    print(f"{equal} equal, {len(differing) - random} different or missing, and {random} stochastic ones: {kinds}")
+    print(f"{equal} equal, {len(differing) - random} different or missing, plus {random} stochastic: {kinds}")
     return int(len(differing) > random)
 
 

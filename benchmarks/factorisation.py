@@ -1,8 +1,8 @@
-"""Matrix factorisation of MovieLens 100K next to scikit-surprise's SVD, which is Cython: time and RMSE on one core.
+"""Matrix factorisation of MovieLens 100K, compared with scikit-surprise's SVD in Cython: time and RMSE on one core.
 
-Both have 20 factors, 30 epochs, no biases, and the same 80,000 training ratings of each fold. Surprise steps after
-every rating with plain SGD. The learning rate of each is tuned for each fold on its validation ratings, over the same
-number of values. Row-AdaGrad's time includes the RMSE after each epoch, Surprise's is that of its fit alone.
+Both use 20 factors, 30 epochs, no biases, and the same 80,000 training ratings of each fold. Surprise takes an SGD step
+after every rating. Both learning rates are tuned for each fold on its validation ratings, over the same number of
+values. Row-AdaGrad's time includes the RMSE after each epoch; Surprise's is for its fit alone.
 
     python -m benchmarks.factorisation
 """
@@ -23,7 +23,7 @@ SURPRISE_LRS = [10 ** (point / 8) for point in range(-22, -14)]
 
 
 def ours(lr: float, fold: int, validated: bool = False) -> tuple[float, float]:
-    """Seconds, and the RMSE of the test, or of the validation."""
+    """The seconds, and the test or validation RMSE."""
     start = time.perf_counter()
     result = factorisation.run(Config("row", (lr,), fold, validated=validated))
     curve = (result.validation if validated else result.test)[0]
@@ -31,7 +31,7 @@ def ours(lr: float, fold: int, validated: bool = False) -> tuple[float, float]:
 
 
 def surprise(lr: float, fold: int, validated: bool = False) -> tuple[float, float]:
-    """The same with SVD(biased=False), whose gradient and penalty are halves of ours."""
+    """The same for SVD(biased=False), whose gradient and penalty are half of ours."""
     from surprise import SVD
     from surprise.trainset import Trainset
 
@@ -55,7 +55,7 @@ def surprise(lr: float, fold: int, validated: bool = False) -> tuple[float, floa
 
 
 def main() -> None:
-    """Tune both, then run them in turns."""
+    """Tune both, then run them alternately."""
     torch.set_num_threads(1)
     factorisation._ratings(None)
     peers = {"Row-AdaGrad": (ours, LRS), "scikit-surprise SVD": (surprise, SURPRISE_LRS)}

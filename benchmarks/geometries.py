@@ -1,8 +1,8 @@
-"""What the sets of rules of `geometry_groups` cost in quality on a small GPT, each with the same tuning.
+"""What the rule sets of `geometry_groups` cost in quality on a small GPT, each with the same tuning.
 
-Characters of the help texts that ship with Python; every learning rate of the grid is tried with every seed, on the
-same batches from the same start. For each set of rules the rate with the best mean is taken, and compared seed by seed
-with one scale per entry (which is Adam). Run with ``python -m benchmarks.geometries``: about 15 minutes.
+The GPT reads the help texts that ship with Python, character by character. Every learning rate of the grid is tried
+with every seed, with the same initial weights and batches. Each rule set uses the rate with the best mean, and is
+compared seed by seed with one scale per entry (which is Adam). ``python -m benchmarks.geometries``: about 15 minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
 
 def train(rules: str, lr: float, seed: int, steps: int, text: Tensor) -> tuple[float, int]:
-    """The loss on the last tenth of the text, which is not trained on, and the size of the statistics."""
+    """The loss on the last tenth of the text, which is held out, and the number of scales."""
     torch.manual_seed(seed)
     model = GPT(int(text.max()) + 1, context=CONTEXT, width=WIDTH, heads=HEADS, layers=LAYERS)
     text, held_out = text.tensor_split([len(text) * 9 // 10])
@@ -46,7 +46,7 @@ def _loss(model: GPT, text: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Print one line for each set of rules."""
+    """Print one line per rule set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
@@ -63,7 +63,7 @@ def main() -> None:
         best[rules] = losses[lr]
         differences = [mine - entry for mine, entry in zip(best[rules], best["entry"], strict=True)]
         print(f"{rules:<10}best at {lr:g}: {statistics.fmean(best[rules]):.4f}, ", end="")
-        print(f"over entry {statistics.fmean(differences):+.4f} ", end="")
+        print(f"minus entry's {statistics.fmean(differences):+.4f} ", end="")
         print(f"(seeds {', '.join(f'{d:+.4f}' for d in differences)}), {runs[0][1]:,} scales", flush=True)
 
 

@@ -1,10 +1,10 @@
-"""The memory of training with steps in the backward pass, next to the ordinary loop.
+"""The memory of training with steps in the backward pass, compared with the ordinary loop.
 
     python -m benchmarks.in_backward [--write]
 
-What tensors hold at the peak of an iteration (forward pass, backward pass, step), beyond parameters and state, by the
-allocator's own events; and the time of iterations, in turns, as the ratio of medians. ``--write`` puts the table into
-docs/benchmarks.md.
+Measures, from the allocator's own events, the peak memory of tensors in an iteration (forward pass, backward pass,
+step), beyond parameters and state. Also measures the time of iterations, interleaved, as a ratio of medians.
+``--write`` puts the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _iterate(model: nn.Module, loss: Callable[[nn.Module], Tensor], optimizer: O
 
 
 def measure(task: Callable[[], Task], rounds: int) -> list[list[str]]:
-    """Rows of the table: both loops for each optimizer."""
+    """The rows of the table: both loops for each optimizer."""
     iterations, held, peaks = {}, {}, {}
     for name, make in OPTIMIZERS.items():
         for in_backward in (False, True):
@@ -86,7 +86,7 @@ def measure(task: Callable[[], Task], rounds: int) -> list[list[str]]:
 
 
 def main() -> None:
-    """Measure, show, and perhaps write."""
+    """Measure, print, and write the table if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")

@@ -1,4 +1,4 @@
-"""Markdown tables, and the blocks of documentation pages that benchmarks fill in."""
+"""Markdown tables, and the blocks that benchmarks fill in on documentation pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def with_blocks(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """The page with these blocks replaced. A block that the page does not have is an error."""
+    """The page with these blocks replaced. It is an error if the page lacks one of them."""
     missing = [name for name in blocks if name not in {match[2] for match in _BLOCK.finditer(page)}]
     if missing:
         raise SystemExit(

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which measures memory, would log every start
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory would log every start
 
 __all__ = ["Times", "copy_bandwidth", "peak_extra_bytes", "peak_extra_resident_bytes", "time_interleaved"]
 
 
 @dataclass(frozen=True)
 class Times:
-    """The seconds that one call took, in each round."""
+    """The seconds that a call took in each round."""
 
     seconds: tuple[float, ...]
 
@@ -32,7 +32,7 @@ class Times:
         return statistics.median(self.seconds)
 
     def ratio_to(self, other: Times) -> tuple[float, float, float]:
-        """The ratio of the medians, between the quartiles of the ratios of single rounds."""
+        """The ratio of the medians, and the lower and upper quartiles of the single rounds' ratios."""
         ratios = [mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         return self.median / other.median, low, high
@@ -41,7 +41,7 @@ class Times:
 def time_interleaved(calls: Mapping[str, Callable[[], object]], rounds: int = 15) -> dict[str, Times]:
     """Time every call once per round, so that other load on the machine affects all of them alike.
 
-    The order is shuffled in every round, so that no call always runs in the caches that another one left.
+    The order is shuffled in every round, so that no call always runs with the caches left by the same other call.
     """
     for call in calls.values():
         call()
@@ -66,9 +66,9 @@ def copy_bandwidth(rounds: int = 15) -> float:
 
 
 def peak_extra_bytes(call: Callable[[], object]) -> tuple[int, int]:
-    """The peak memory of tensors during a call, and what remains of it afterwards; both beyond the start.
+    """The peak memory of tensors during a call, and what remains afterwards, both relative to the start.
 
-    From the allocator's events, so that temporaries inside operators count too.
+    Measured from the allocator's events, so that temporaries inside operators count too.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
@@ -82,13 +82,13 @@ def peak_extra_bytes(call: Callable[[], object]) -> tuple[int, int]:
 
 
 def peak_extra_resident_bytes(call: Callable[[], object]) -> int | None:
-    """The process's peak resident memory during a call, beyond the start; None unless on Linux."""
+    """The process's peak resident memory during a call, relative to the start. ``None`` if this is not Linux."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not status.exists():
         return None
-    call()  # threads' stacks and the like are allocated by the first call
+    call()  # the first call allocates the stacks of threads and the like
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # free memory that was not returned would hide allocations
+        ctypes.CDLL(None).malloc_trim(0)  # free memory that was not returned to the system would hide allocations
     reset.write_text("5", encoding="utf-8")
     before = _kilobytes(status, "VmRSS")
     call()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.probe [--write]
 
-Stretches of the same training loop with and without the probe in turn; the mean of the ratios of neighbours, with its
-standard error: most stretches have one look or none, so that a median would miss them. The clock inside the probe says
-how long looks took. ``--write`` puts the table into docs/advisor.md.
+Stretches of the same training loop alternate with and without the probe. The result is the mean ratio of neighbouring
+stretches, with its standard error: most stretches have at most one observation, so a median would miss them. The
+probe's own clock says how long observations took. ``--write`` puts the table into docs/advisor.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
 
 
 def small_layers() -> Loop:
-    """40 layers of 64 × 64, batches of 32: little to compute, much to look at."""
+    """40 layers of 64 × 64, batches of 32: little to compute, much to observe."""
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40)))
     x = torch.randn(32, 64)
     return model, MatrixAdaGrad(model.parameters(), lr=1e-3, geometry="row"), lambda: model(x).square().mean()
@@ -49,14 +49,14 @@ def gpt() -> Loop:
 
 
 def sparse_table() -> Loop:
-    """A 1,000,000 × 64 table with sparse gradients, 4096 indices a step."""
+    """A 1,000,000 × 64 table with sparse gradients, 4096 indices per step."""
     model = nn.Embedding(1_000_000, 64, sparse=True)
     x = torch.randint(1_000_000, (4096,))
     return model, RowAdaGrad(model.parameters(), lr=1e-3), lambda: model(x).square().mean()
 
 
 def dense_table() -> Loop:
-    """A 100,000 × 64 table with dense gradients, 4096 indices a step."""
+    """A 100,000 × 64 table with dense gradients, 4096 indices per step."""
     model = nn.Embedding(100_000, 64)
     x = torch.randint(100_000, (4096,))
     return model, RowAdaGrad(model.parameters(), lr=1e-3), lambda: model(x).square().mean()
@@ -102,7 +102,7 @@ def measure(case: Callable[[], Loop], rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Measure, show, and perhaps write."""
+    """Measure, print, and write the table if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="stretches with and without (default: 30)")
     parser.add_argument("--write", action="store_true", help="put the table into docs/advisor.md")
@@ -111,12 +111,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     head = [
         "model",
-        "a step without",
-        "with it, times that",
+        "step without the probe",
+        "ratio with it",
         "its own time",
         "steps observed",
         "its memory",
-        "of the parameters'",
+        "relative to the parameters",
     ]
     made = markdown_table(head, [measure(case, options.rounds) for case in CASES])
     made += f"\n\n{options.threads} thread{'s' * (options.threads > 1)}, torch {torch.__version__}."

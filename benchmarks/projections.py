@@ -1,4 +1,4 @@
-"""What a domain adds to a step: interleaved, as ratios of medians to the unconstrained step.
+"""What a domain adds to a step: interleaved measurements, as ratios of medians to the unconstrained step.
 
 python -m benchmarks.projections
 """

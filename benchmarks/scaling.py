@@ -1,9 +1,9 @@
-"""Bytes on each rank and on the wire when parameters are sharded: formulas, and what they give on 1,024 GPUs.
+"""Memory per rank and communication when parameters are sharded: formulas, and their values on 1,024 GPUs.
 
 python -m benchmarks.scaling [--write]
 
-What is divided over which dimension of a mesh comes from `matrix_adagrad.optim.sharding`, and tests/distributed count
-the bytes of real steps and hold these functions to them. ``--write`` puts the tables into docs/scaling.md.
+What each dimension of a mesh divides comes from `matrix_adagrad.optim.sharding`. tests/distributed counts the bytes of
+real steps and checks these functions against them. ``--write`` puts the tables into docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Mesh = Sequence[int]  # the sizes of its dimensions
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """A parameter of this whole shape and these placements, ``count`` times."""
+class ParameterSpec:
+    """``count`` parameters of this full shape with these placements."""
 
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
@@ -39,41 +39,41 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """What an optimizer keeps: the statistics of some geometries, and tensors of the parameter's own shape."""
+class OptimizerSpec:
+    """What an optimizer keeps: the statistics of some geometries, and averages of the parameter's own shape."""
 
     name: str
     statistics: tuple[Partition, ...]
     averages: int = 0
 
 
-def adagrad(geometry: Partition) -> Optimizer:
+def adagrad(geometry: Partition) -> OptimizerSpec:
     """MatrixAdaGrad."""
-    return Optimizer(f"AdaGrad, {_name(geometry)}", (geometry,))
+    return OptimizerSpec(f"AdaGrad, {_name(geometry)}", (geometry,))
 
 
-def momentum(geometry: Partition) -> Optimizer:
+def momentum(geometry: Partition) -> OptimizerSpec:
     """MatrixMomentum."""
-    return Optimizer(f"momentum, {_name(geometry)}", (geometry,), averages=1)
+    return OptimizerSpec(f"momentum, {_name(geometry)}", (geometry,), averages=1)
 
 
 def _name(geometry: Partition) -> str:
     return f"`{geometry!r}`" if isinstance(geometry, Blocks) else str(geometry)
 
 
-SGD = Optimizer("SGD", ())
-ADAM = Optimizer("Adam", (Entry(),), averages=1)
-# Laid out as here; the clipping of its updates would cost a few numbers more.
-ADAFACTOR = Optimizer("rows and columns, as in Adafactor", (Row(), Column()))
+SGD = OptimizerSpec("SGD", ())
+ADAM = OptimizerSpec("Adam", (Entry(),), averages=1)
+# With the layout of our optimizers. Clipping its updates would cost a few more numbers.
+ADAFACTOR = OptimizerSpec("rows and columns, as in Adafactor", (Row(), Column()))
 
 
-# ------------------------------------------------------------------------------------------------------ what lies here
+# ------------------------------------------------------------------------------------------------------ memory per rank
 
 
 def local_shape(
     shape: Sequence[int], mesh: Mesh, placements: Sequence[Placement], at: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The shape of what lies on the rank ``at`` these coordinates; by default on the first, which has the most.
+    """The shape of the shard on the rank ``at`` these coordinates. The default is the first rank, which has the most.
 
     >>> local_shape((10, 6), (4,), (Shard(0),)), local_shape((10, 6), (4,), (Shard(0),), at=(3,))
     ((3, 6), (1, 6))
@@ -90,18 +90,20 @@ def local_shape(
 
 
 def _chunk(size: int, parts: int, i: int) -> int:
-    """The size of part ``i`` that torch.chunk makes."""
+    """The size of chunk ``i``, as torch.chunk makes them."""
     step = -(-size // parts)
     return max(0, min(size, step * (i + 1)) - step * i)
 
 
-def parameter_bytes(params: Iterable[Parameter], mesh: Mesh, at: Sequence[int] | None = None) -> int:
-    """The bytes of the parameters on one rank, and of their gradients."""
+def parameter_bytes(params: Iterable[ParameterSpec], mesh: Mesh, at: Sequence[int] | None = None) -> int:
+    """The bytes of the parameters on one rank, which are also those of their gradients."""
     return sum(p.count * math.prod(local_shape(p.shape, mesh, p.placements, at)) * p.dtype.itemsize for p in params)
 
 
-def state_bytes(params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh, at: Sequence[int] | None = None) -> int:
-    """The bytes of the optimizer's state on one rank, without the count of steps."""
+def state_bytes(
+    params: Iterable[ParameterSpec], optimizer: OptimizerSpec, mesh: Mesh, at: Sequence[int] | None = None
+) -> int:
+    """The bytes of the optimizer's state on one rank, without the step counts."""
     total = 0
     for p in params:
         average = math.prod(local_shape(p.shape, mesh, p.placements, at)) * wide_dtype(p.dtype).itemsize
@@ -110,24 +112,24 @@ def state_bytes(params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh, a
     return total
 
 
-def _statistic_bytes(p: Parameter, geometry: Partition, mesh: Mesh, at: Sequence[int] | None) -> int:
+def _statistic_bytes(p: ParameterSpec, geometry: Partition, mesh: Mesh, at: Sequence[int] | None) -> int:
     layout = statistic_layout(geometry, torch.Size(p.shape), p.placements)
     local = local_shape(geometry.statistic_shape(p.shape), mesh, layout.placements, at)
     return math.prod(local) * wide_dtype(p.dtype).to_real().itemsize
 
 
-def _different(p: Parameter, optimizer: Optimizer) -> list[Partition]:
-    """The statistics that are kept: of a vector, rows and columns are the same."""
+def _different(p: ParameterSpec, optimizer: OptimizerSpec) -> list[Partition]:
+    """The distinct statistics. For a vector, rows and columns are the same."""
     return list({(g.cut(p.shape), g.dims(p.shape)): g for g in optimizer.statistics}.values())
 
 
-# --------------------------------------------------------------------------------------------------------- on the wire
+# ------------------------------------------------------------------------------------------------------- communication
 
 
 def payloads(
-    params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh, at: Sequence[int] | None = None
+    params: Iterable[ParameterSpec], optimizer: OptimizerSpec, mesh: Mesh, at: Sequence[int] | None = None
 ) -> dict[int, int]:
-    """What a step adds up: for each dimension of the mesh that divides blocks, the bytes of its one all-reduce."""
+    """What a step all-reduces: the bytes of one call for each mesh dimension that divides blocks."""
     total: Counter[int] = Counter()
     for p in params:
         for geometry in _different(p, optimizer):
@@ -138,41 +140,41 @@ def payloads(
 
 
 def ring_all_reduce(payload: int, ranks: int) -> float:
-    """The bytes that each rank sends to add up a payload in a ring."""
+    """The bytes that each rank sends to all-reduce a payload in a ring."""
     return 2 * (ranks - 1) / ranks * payload
 
 
-def sent(params: Iterable[Parameter], optimizer: Optimizer, mesh: Mesh) -> float:
+def sent(params: Iterable[ParameterSpec], optimizer: OptimizerSpec, mesh: Mesh) -> float:
     """The bytes that a rank sends for a step of the optimizer."""
     return sum(ring_all_reduce(payload, mesh[dim]) for dim, payload in payloads(params, optimizer, mesh).items())
 
 
-class Moved(NamedTuple):
-    """What FSDP2 sends from each rank for a forward and a backward pass."""
+class FsdpTraffic(NamedTuple):
+    """The bytes that FSDP2 sends from each rank for a forward and a backward pass."""
 
     gathered: int  # parameters, forward and backward
     scattered: int  # gradients
-    replicas: float  # gradients, over the copies of HSDP
+    replicas: float  # gradients, over the replicas of HSDP
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The total."""
         return self.gathered + self.scattered + self.replicas
 
 
-def moved_by_fsdp(
-    params: Iterable[Parameter],
+def fsdp_traffic(
+    params: Iterable[ParameterSpec],
     mesh: Mesh,
     shards: int,
     replicas: int | None = None,
     param_dtype: torch.dtype = torch.bfloat16,
     reduce_dtype: torch.dtype = torch.float32,
-) -> Moved:
-    """The same for FSDP2 itself, with the padding of uneven shards; ``shards`` and ``replicas`` are its dimensions."""
+) -> FsdpTraffic:
+    """FSDP2's own traffic, with the padding of uneven shards. ``shards`` and ``replicas`` are mesh dimensions."""
     numbers = sum(p.count * math.prod(local_shape(p.shape, mesh, p.placements)) for p in params)
     others = mesh[shards] - 1
     over = 0.0 if replicas is None else ring_all_reduce(numbers * reduce_dtype.itemsize, mesh[replicas])
-    return Moved(2 * others * numbers * param_dtype.itemsize, others * numbers * reduce_dtype.itemsize, over)
+    return FsdpTraffic(2 * others * numbers * param_dtype.itemsize, others * numbers * reduce_dtype.itemsize, over)
 
 
 # ------------------------------------------------------------------------------------------------ a large transformer
@@ -188,7 +190,7 @@ class Parallelism:
     replicas: int | None = None
 
     def placements(self, parallel: str) -> tuple[Placement, ...]:
-        """Those of a weight of which tensor parallelism divides the "rows", the "columns", or nothing ("")."""
+        """The placements of a weight whose "rows", "columns" or nothing ("") tensor parallelism divides."""
         if len(self.mesh) == 1:
             return (Shard(0),)
         if self.replicas is not None:
@@ -199,17 +201,17 @@ class Parallelism:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return math.prod(self.mesh)
 
 
-PLANS = (
+PARALLELISMS = (
     Parallelism("FSDP2, 1,024", (1024,), shards=0),
     Parallelism("HSDP, 8 × 128", (8, 128), shards=1, replicas=0),
     Parallelism("FSDP2 × TP, 128 × 8", (128, 8), shards=0),
 )
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 80, 8192, 64, 8, 128, 28672, 128256
-# Name, shape, how many, and what of the weight tensor parallelism divides.
+# Name, shape, count, and what tensor parallelism divides.
 LLAMA: tuple[tuple[str, tuple[int, ...], int, str], ...] = (
     ("embedding", (VOCABULARY, HIDDEN), 1, "rows"),
     ("query", (HEADS * HEAD_DIM, HIDDEN), LAYERS, "rows"),
@@ -221,13 +223,13 @@ LLAMA: tuple[tuple[str, tuple[int, ...], int, str], ...] = (
     ("output", (VOCABULARY, HIDDEN), 1, "rows"),
 )
 GEOMETRIES: tuple[Partition, ...] = (Row(), Column(), Blocks(rows=8), Whole(), Entry())
-BANDWIDTH = 50e9  # bytes a second that each GPU sends
+BANDWIDTH = 50e9  # bytes that each GPU sends per second
 MESSAGE = 10e-6  # seconds from one GPU to the next
 
 
-def llama(plan: Parallelism) -> list[Parameter]:
+def llama(setup: Parallelism) -> list[ParameterSpec]:
     """The parameters of Llama 3 70B."""
-    return [Parameter(shape, plan.placements(parallel), count=count) for _, shape, count, parallel in LLAMA]
+    return [ParameterSpec(shape, setup.placements(parallel), count=count) for _, shape, count, parallel in LLAMA]
 
 
 def _llama_shapes() -> str:
@@ -237,76 +239,74 @@ def _llama_shapes() -> str:
     ]
     total = sum(count * math.prod(shape) for _, shape, count, _ in LLAMA)
     tensors = sum(count for _, _, count, _ in LLAMA)
-    return markdown_table(
-        ["", "tensors", "shape", "numbers"], [*rows, ["together", f"{tensors:,}", "", f"**{total:,}**"]]
-    )
+    return markdown_table(["", "tensors", "shape", "numbers"], [*rows, ["total", f"{tensors:,}", "", f"**{total:,}**"]])
 
 
 def _llama_state() -> str:
-    params = {plan: llama(plan) for plan in PLANS}
+    params = {setup: llama(setup) for setup in PARALLELISMS}
 
     def row(name: str, size: Callable[[Parallelism], int]) -> list[str]:
-        return [name, *(_bytes(size(plan)) for plan in PLANS)]
+        return [name, *(_bytes(size(setup)) for setup in PARALLELISMS)]
 
-    def states(optimizer: Optimizer, name: str = "") -> list[str]:
-        adam = {plan: state_bytes(params[plan], ADAM, plan.mesh) for plan in PLANS}
-        held = {plan: state_bytes(params[plan], optimizer, plan.mesh) for plan in PLANS}
-        cells = [f"{_bytes(held[plan])} ({_share(held[plan] / adam[plan])})" for plan in PLANS]
+    def states(optimizer: OptimizerSpec, name: str = "") -> list[str]:
+        adam = {setup: state_bytes(params[setup], ADAM, setup.mesh) for setup in PARALLELISMS}
+        held = {setup: state_bytes(params[setup], optimizer, setup.mesh) for setup in PARALLELISMS}
+        cells = [f"{_bytes(held[setup])} ({_share(held[setup] / adam[setup])})" for setup in PARALLELISMS]
         return [name or optimizer.name, *cells]
 
     rows = [
-        row("parameters", lambda plan: parameter_bytes(params[plan], plan.mesh)),
-        row("gradients", lambda plan: parameter_bytes(params[plan], plan.mesh)),
+        row("parameters", lambda setup: parameter_bytes(params[setup], setup.mesh)),
+        row("gradients", lambda setup: parameter_bytes(params[setup], setup.mesh)),
         states(ADAM),
         states(SGD),
         states(ADAFACTOR),
         *(states(adagrad(geometry)) for geometry in GEOMETRIES),
         *(states(momentum(geometry)) for geometry in GEOMETRIES),
     ]
-    return markdown_table(["on the GPU that has most", *(plan.name for plan in PLANS)], rows)
+    return markdown_table(["on the GPU with the most", *(setup.name for setup in PARALLELISMS)], rows)
 
 
 def _llama_fsdp() -> str:
     rows = []
-    for plan in PLANS:
-        moved = moved_by_fsdp(llama(plan), plan.mesh, plan.shards, plan.replicas)
+    for setup in PARALLELISMS:
+        moved = fsdp_traffic(llama(setup), setup.mesh, setup.shards, setup.replicas)
         cells = [_bytes(moved.gathered), _bytes(moved.scattered), _bytes(moved.replicas) if moved.replicas else "–"]
-        rows.append([plan.name, *cells, _bytes(moved.total), _time(moved.total / BANDWIDTH)])
-    head = ["sent by each GPU", "all-gathers", "reduce-scatters", "all-reduces", "together", _at_bandwidth()]
+        rows.append([setup.name, *cells, _bytes(moved.total), _time(moved.total / BANDWIDTH)])
+    head = ["sent by each GPU", "all-gathers", "reduce-scatters", "all-reduces", "total", _at_bandwidth()]
     return markdown_table(head, rows)
 
 
 def _llama_wire() -> str:
     rows = []
-    for plan in PLANS:
-        params = llama(plan)
-        own = moved_by_fsdp(params, plan.mesh, plan.shards, plan.replicas).total
-        for optimizer in [*map(_either, GEOMETRIES[:-1]), Optimizer("entry, Adam, SGD", (Entry(),)), ADAFACTOR]:
-            bytes_of = payloads(params, optimizer, plan.mesh)
+    for setup in PARALLELISMS:
+        params = llama(setup)
+        own = fsdp_traffic(params, setup.mesh, setup.shards, setup.replicas).total
+        for optimizer in [*map(_either, GEOMETRIES[:-1]), OptimizerSpec("entry, Adam, SGD", (Entry(),)), ADAFACTOR]:
+            bytes_of = payloads(params, optimizer, setup.mesh)
             if not bytes_of:
-                rows.append([plan.name, optimizer.name, "0", "–", "–", "–", "–", "–"])
+                rows.append([setup.name, optimizer.name, "0", "–", "–", "–", "–", "–"])
                 continue
-            through = sent(params, optimizer, plan.mesh)
-            calls = " + ".join(f"{_bytes(size)} over {plan.mesh[dim]:,}" for dim, size in sorted(bytes_of.items()))
-            hops = sum(2 * (plan.mesh[dim] - 1) for dim in bytes_of)
+            through = sent(params, optimizer, setup.mesh)
+            calls = " + ".join(f"{_bytes(size)} over {setup.mesh[dim]:,}" for dim, size in sorted(bytes_of.items()))
+            hops = sum(2 * (setup.mesh[dim] - 1) for dim in bytes_of)
             cells = [_bytes(through), _share(through / own), _time(through / BANDWIDTH), _time(hops * MESSAGE)]
-            rows.append([plan.name, optimizer.name, str(len(bytes_of)), calls, *cells])
+            rows.append([setup.name, optimizer.name, str(len(bytes_of)), calls, *cells])
     head = [
         "",
         "scales",
         "all-reduces",
         "payload",
         "sent",
-        "of FSDP2's",
+        "relative to FSDP2",
         _at_bandwidth(),
         f"messages, {_time(MESSAGE)} each",
     ]
     return markdown_table(head, rows)
 
 
-def _either(geometry: Partition) -> Optimizer:
-    """AdaGrad or momentum: they send the same."""
-    return Optimizer(_name(geometry), (geometry,))
+def _either(geometry: Partition) -> OptimizerSpec:
+    """AdaGrad or momentum, which send the same."""
+    return OptimizerSpec(_name(geometry), (geometry,))
 
 
 # ---------------------------------------------------------------------------------------------------- a large table
@@ -314,9 +314,9 @@ def _either(geometry: Partition) -> Optimizer:
 TABLE, WIDTH, GPUS_PER_MACHINE, MACHINES = 10 * 10**12, 128, 8, (32, 64, 128)
 
 
-def embedding_table() -> Parameter:
-    """A table of embeddings, divided by rows."""
-    return Parameter((TABLE // (WIDTH * torch.float32.itemsize), WIDTH), (Shard(0),))
+def embedding_table() -> ParameterSpec:
+    """An embedding table sharded by rows."""
+    return ParameterSpec((TABLE // (WIDTH * torch.float32.itemsize), WIDTH), (Shard(0),))
 
 
 def _large_table() -> str:
@@ -325,19 +325,19 @@ def _large_table() -> str:
         mesh = (machines * GPUS_PER_MACHINE,)
         optimizers = (adagrad(Row()), adagrad(Entry()), momentum(Row()), ADAM)
         states = [state_bytes([p], optimizer, mesh) for optimizer in optimizers]
-        here = [f"{machines} × {GPUS_PER_MACHINE}", f"{local_shape(p.shape, mesh, p.placements)[0]:,}"]
-        rows.append([*here, _bytes(parameter_bytes([p], mesh)), *map(_bytes, states)])
+        sizes = [f"{machines} × {GPUS_PER_MACHINE}", f"{local_shape(p.shape, mesh, p.placements)[0]:,}"]
+        rows.append([*sizes, _bytes(parameter_bytes([p], mesh)), *map(_bytes, states)])
     return markdown_table(["GPUs", "rows", "table", "AdaGrad, row", "AdaGrad, entry", "momentum, row", "Adam"], rows)
 
 
 def _large_table_is() -> str:
-    p, mesh, words = embedding_table(), (MACHINES[0] * GPUS_PER_MACHINE,), []
+    p, mesh, sums = embedding_table(), (MACHINES[0] * GPUS_PER_MACHINE,), []
     for geometry in (Row(), Column()):
         size = sum(payloads([p], _either(geometry), mesh).values())
-        words.append(f"by {geometry} {_bytes(size) if size else 'nothing'}")
+        sums.append(f"{_bytes(size) if size else 'nothing'} by {geometry}")
     return (
-        f"{_bytes(TABLE)} of float32 in rows of {WIDTH} are {p.shape[0]:,} rows, over {_list(MACHINES)} machines with "
-        f"{GPUS_PER_MACHINE} GPUs each. A step adds up {' and '.join(words)}. On the GPU that has most:"
+        f"{_bytes(TABLE)} of float32 in rows of {WIDTH} makes {p.shape[0]:,} rows, over {_list(MACHINES)} machines "
+        f"with {GPUS_PER_MACHINE} GPUs each. A step all-reduces {' and '.join(sums)}. On the GPU with the most:"
     )
 
 
@@ -346,14 +346,14 @@ def _large_table_together() -> str:
     held = parameter_bytes([p], mesh)
     row, entry, adam = (held + state_bytes([p], each, mesh) for each in (adagrad(Row()), adagrad(Entry()), ADAM))
     return (
-        f"On {MACHINES[0]} machines table and state together take {_bytes(row)} of each GPU by row, {_bytes(entry)} by "
-        f"entry, and {_bytes(adam)} with Adam."
+        f"On {MACHINES[0]} machines, table and state together take {_bytes(row)} of each GPU by row, {_bytes(entry)} "
+        f"by entry, and {_bytes(adam)} with Adam."
     )
 
 
 # ------------------------------------------------------------------------------------------------------- in symbols
 
-_M, _N, _K = 14, 22, 2  # sizes that tell the symbols apart
+_M, _N, _K = 14, 22, 2  # distinct sizes, to tell the symbols apart
 _SYMBOLS = {_M: "m", _N: "n", _K: "k"}
 _STRIDED = _StridedShard(0, split_factor=2)
 SYMBOLIC_LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[Placement, ...]]] = {
@@ -375,7 +375,7 @@ SYMBOLIC: dict[str, tuple[Partition, ...]] = {
 
 
 def scales_in_symbols(geometry: Partition, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
-    """How many scales of an m×n matrix a rank has, in the sizes of a mesh with these names.
+    """How many scales of an m×n matrix a rank has, in terms of the mesh sizes with these names.
 
     >>> scales_in_symbols(Row(), ("F", "T"), (Shard(0), Shard(1)))
     'm/F'
@@ -388,7 +388,7 @@ def scales_in_symbols(geometry: Partition, names: Sequence[str], placements: tup
 
 
 def payload_in_symbols(geometry: Partition, names: Sequence[str], placements: tuple[Placement, ...]) -> str:
-    """How many numbers are added up, and over what."""
+    """How many numbers are all-reduced, and over what."""
     over = [names[dim] for dim in statistic_layout(geometry, torch.Size((_M, _N)), placements).divided]
     return f"{scales_in_symbols(geometry, names, placements)} over {' and '.join(over)}" if over else ""
 
@@ -423,7 +423,7 @@ def _share(share: float) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three of them, if they are not zeros after the point."""
+    """Three digits, without zeros after the point."""
     places = max(0, 2 - math.floor(math.log10(number))) if number else 0
     return f"{number:,.0f}" if math.isclose(number, round(number)) else f"{number:,.{places}f}"
 
@@ -441,38 +441,38 @@ def _assumptions() -> str:
     lines = [
         f"The model is Llama 3 70B as published: {LAYERS} layers, width {HIDDEN:,}, {HEADS} heads, {KV_HEADS} for keys "
         f"and values, of {HEAD_DIM} each, {MLP:,} hidden units, a vocabulary of {VOCABULARY:,}, untied output.",
-        f"{PLANS[0].ranks:,} GPUs, in three layouts: {'; '.join(plan.name for plan in PLANS)}.",
+        f"{PARALLELISMS[0].ranks:,} GPUs, in three layouts: {'; '.join(setup.name for setup in PARALLELISMS)}.",
         "Tensor parallelism is column-wise for query, key, value, gate, up and the output, and row-wise for "
-        "attention's output and down. The embedding is divided by its rows, norms are replicated.",
+        "attention's output and down. The embedding is sharded by rows; norms are replicated.",
         "Parameters, gradients and state are float32. FSDP2 gathers parameters in bfloat16, once for the forward and "
-        "once for the backward pass, and reduces gradients in float32. There is one backward pass a step.",
-        f"Each GPU sends {_bytes(BANDWIDTH)} a second, whatever the distance. A message takes {_time(MESSAGE)} to the "
-        "next GPU. All calls go round in rings.",
+        "once for the backward pass, and reduces gradients in float32. There is one backward pass per step.",
+        f"Each GPU sends {_bytes(BANDWIDTH)} per second, whatever the distance. A message takes {_time(MESSAGE)} to "
+        "reach the next GPU. All collectives use rings.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _llama_words() -> str:
-    flat, tensor_parallel = PLANS[0], PLANS[2]
+    flat, tensor_parallel = PARALLELISMS[0], PARALLELISMS[2]
     params = llama(flat)
-    through = max(sent(llama(plan), _either(Column()), plan.mesh) for plan in PLANS)
-    own = min(moved_by_fsdp(llama(plan), plan.mesh, plan.shards, plan.replicas).total for plan in PLANS)
+    through = max(sent(llama(setup), _either(Column()), setup.mesh) for setup in PARALLELISMS)
+    own = min(fsdp_traffic(llama(setup), setup.mesh, setup.shards, setup.replicas).total for setup in PARALLELISMS)
     by_row = payloads(llama(tensor_parallel), _either(Row()), tensor_parallel.mesh)
     row, column, entry = (state_bytes(params, adagrad(geometry), flat.mesh) for geometry in (Row(), Column(), Entry()))
     even = float(f"{flat.ranks * entry / column:.2g}")
     hops = 2 * (flat.ranks - 1)
     sentences = [
-        "**By row** nothing is sent with FSDP2 and HSDP. With tensor parallelism the row-wise layers add up "
+        "**By row**, nothing is sent with FSDP2 and HSDP. With tensor parallelism, the row-wise layers all-reduce "
         f"{_bytes(sum(by_row.values()))} over the {tensor_parallel.mesh[1]} GPUs that share a row.",
-        f"**By column** a GPU sends at most {_bytes(through)} a step, next to {_bytes(own)} or more for FSDP2.",
-        f"**Messages** may cost more than bytes: a ring of {flat.ranks:,} GPUs passes on {hops:,}, one after the "
-        f"other. Libraries have trees for that, with fewer. A step has one call for each divided dimension of the "
-        f"mesh, whatever the number of parameters. FSDP2 has about {3 * LAYERS}: three for each layer.",
-        f"**Scales that are added up are replicated.** By column a GPU keeps {_bytes(column)} with FSDP2, however many "
-        f"GPUs there are; by row it keeps {_bytes(row)}, by entry {_bytes(entry)}. From about {even:,.0f} GPUs on, "
-        "columns would keep more than entries.",
-        "**With momentum** the average of gradients is most of the state, and the geometries differ little: about half "
-        "of Adam's.",
+        f"**By column**, a GPU sends at most {_bytes(through)} per step. FSDP2 itself sends {_bytes(own)} or more.",
+        f"**Messages** may cost more than bytes: a ring of {flat.ranks:,} GPUs sends {hops:,} of them, one after the "
+        f"other. Libraries also have trees, which need fewer. A step makes one call per divided mesh dimension, "
+        f"whatever the number of parameters. FSDP2 makes about {3 * LAYERS}, three per layer.",
+        f"**All-reduced scales are replicated.** By column, a GPU keeps {_bytes(column)} with FSDP2, however many GPUs "
+        f"there are. By row it keeps {_bytes(row)}, by entry {_bytes(entry)}. Beyond about {even:,.0f} GPUs, columns "
+        "would need more than entries.",
+        "**With momentum**, the average of the gradients is most of the state, and all geometries need about half of "
+        "Adam's.",
     ]
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
@@ -493,7 +493,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Print the tables, or put them into the page."""
+    """Print the tables, or write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
     if parser.parse_args().write:

@@ -20,7 +20,7 @@ exclude_patterns = ["_build"]
 default_role = "py:obj"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-# What others' packages are needed for is documented without them.
+# Modules that need other packages are documented without them.
 others = ["fbgemm_gpu", "lightning", "pytorch_lightning", "torchrec", "transformers"]
 autodoc_mock_imports = [*others, *(name for name in ("jax", "optax") if find_spec(name) is None)]
 autodoc_typehints = "description"

@@ -1,4 +1,4 @@
-"""Pictures that explain, drawn from the geometries: `python docs/pictures.py` writes them to docs/pictures/."""
+"""Illustrations, drawn from the geometries: `python docs/pictures.py` writes them to docs/pictures/."""
 
 from html import escape
 from pathlib import Path
@@ -23,7 +23,7 @@ CELL, GAP, CAPTION = 20, 48, 40
 
 
 def text(x, y, words, *, size=13, colour=LIGHT.ink, anchor="start", weight="normal"):
-    """A line of words."""
+    """A line of text."""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" '
         f'font-weight="{weight}">{escape(words)}</text>'
@@ -36,7 +36,7 @@ def rectangle(x, y, width, height, fill, opacity=1.0):
 
 
 def picture(width, height, title, parts):
-    """An SVG file with a description for those who do not see it."""
+    """An SVG file with a description for screen readers."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-label="{escape(title)}" font-family="system-ui, sans-serif">'
@@ -45,7 +45,7 @@ def picture(width, height, title, parts):
 
 
 def shade(block, blocks):
-    """Neighbouring blocks differ: in colour, and where there are many in strength too."""
+    """The shade of a block. Neighbours differ in colour and, if there are many blocks, in opacity too."""
     return HUES[block % len(HUES)], 0.85 if blocks <= len(HUES) else (0.85, 0.6, 0.38)[block // len(HUES) % 3]
 
 
@@ -73,7 +73,7 @@ def geometries():
 
 
 def readable(numbers):
-    """So many float32 numbers, in bytes."""
+    """The size in bytes of this many float32 numbers."""
     size = 4 * numbers
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:

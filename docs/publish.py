@@ -1,4 +1,4 @@
-"""Put the results of a full run into the documentation: `make publish`, after `make reproduce`, on a clean checkout."""
+"""Copy the results of a full run into the documentation: `make publish`, after `make reproduce` on a clean checkout."""
 
 import json
 import re
@@ -16,7 +16,7 @@ MARKS = ("<!-- the claims, by make publish -->", "<!-- end of the claims -->")
 
 
 def rendered(published):
-    """The claims as a table, and what made them."""
+    """The claims as a table, with the commit and the torch version of the run."""
     rows = []
     for claim in published["claims"]:
         verdict = re.sub(r"^(holds only if|holds|does not hold here|not decided)", r"**\1**", claim["verdict"])
@@ -26,7 +26,7 @@ def rendered(published):
 
 
 def with_claims(page, published):
-    """The page with its table exchanged."""
+    """The page with its table replaced."""
     found = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
     if not found.search(page):
         raise SystemExit(f"{PAGE} has no place for the claims: {MARKS[0]} … {MARKS[1]}")
@@ -34,18 +34,18 @@ def with_claims(page, published):
 
 
 def main():
-    """Copy figures and claims, and rewrite the table of the page."""
+    """Copy figures and claims, and rewrite the table on the page."""
     if not (RESULTS / "claims.json").exists():
-        raise SystemExit("results/claims.json is not there: make reproduce, and then make publish")
+        raise SystemExit("results/claims.json is missing: run make reproduce first")
     claims = json.loads((RESULTS / "claims.json").read_text(encoding="utf-8"))
     if claims["code"] != source_hash()[:12]:
-        raise SystemExit("results/ is of another version of the code: make reproduce")
+        raise SystemExit("results/ comes from a different version of the code: run make reproduce")
     if claims["quick"] or any(claim["verdict"] == "not run" for claim in claims["claims"]):
-        raise SystemExit("results/ is not of a full run: make reproduce")
+        raise SystemExit("results/ does not come from a full run: run make reproduce")
     if subprocess.run(
         ["git", "status", "--porcelain", "src", "reproduction"], cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout:
-        raise SystemExit("src/ or reproduction/ has changes that are not committed: the results would have no commit")
+        raise SystemExit("src/ or reproduction/ has uncommitted changes: the results would belong to no commit")
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout

@@ -61,6 +61,6 @@ with tempfile.TemporaryDirectory() as folder:
 print("loss of every 20 batches:", *(f"{sum(losses[i : i + 20]) / 20:.3f}" for i in range(0, len(losses), 20)))
 assert sum(losses[-20:]) < sum(losses[:20]) - 10
 assert later == losses[len(losses) // 2 :]
-for (name, one), other in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
-    assert torch.equal(one, other), name  # bit-identical
-print("The run that was taken up again had the same losses, and ended with the same bits.")
+for (name, expected), weight in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
+    assert torch.equal(expected, weight), name  # bit-identical
+print("The resumed run had the same losses and ended with the same bits.")

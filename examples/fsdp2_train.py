@@ -51,7 +51,7 @@ def main() -> None:
 
     first = checkpoints.resume()
     if rank == 0 and first:
-        print(f"going on after step {first} of {options.steps}", flush=True)
+        print(f"resuming after step {first} of {options.steps}", flush=True)
     for step in range(first, options.steps):
         x, y = batch(step, rank)
         loss = nn.functional.mse_loss(model(x), y)

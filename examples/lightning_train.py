@@ -66,6 +66,6 @@ losses = unbroken.losses
 print("loss of every 10 steps:", *(f"{sum(losses[i : i + 10]) / 10:.3f}" for i in range(0, len(losses), 10)))
 assert sum(losses[-10:]) < sum(losses[:10]) - 5
 assert resumed.losses == losses[STEPS:]
-for (name, one), other in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
-    assert torch.equal(one, other), name  # bit-identical
-print("The run that was taken up again had the same losses, and ended with the same bits.")
+for (name, expected), weight in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
+    assert torch.equal(expected, weight), name  # bit-identical
+print("The resumed run had the same losses and ended with the same bits.")

@@ -71,9 +71,9 @@ for x, y in batches:
 best = learner.domain.argmin(total)
 regret = meter.regret(Solution(best, float((total * best).sum()), gap=0.0))
 
-print("one scale for each          numbers of state   distance to the truth   bound on the regret")
+print("one scale per               numbers of state   distance to the truth   bound on the regret")
 for geometry, (distance, numbers) in ends.items():
     print(f"{geometry!s:<26}{numbers:>18}{distance:>24.3f}{regret.geometry_bounds[str(geometry)]:>22.1f}")
-print(f"Regret of mirror descent by sensor: {regret.regret:.1f}. A low bound promises no short distance: see row.")
+print(f"Regret of mirror descent by sensor: {regret.regret:.1f}. A low bound does not imply a short distance: see row.")
 assert regret.holds
 assert ends[geometries[0]] == min(ends.values())

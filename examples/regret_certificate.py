@@ -58,7 +58,7 @@ bound, best = regret["regret ≤ √2 D Σ_b √V_b"].right, regret.best
 most = regret.regret + best.gap
 print(
     f"\nCertificate. In {ROUNDS:,} rounds Row-AdaGrad paid {regret.loss:,.1f}. No fixed rule would have paid less than "
-    f"{best.value - best.gap:,.1f},\nso its regret is at most {most:,.1f}, {most / ROUNDS:.3f} a round. "
+    f"{best.value - best.gap:,.1f},\nso its regret is at most {most:,.1f}, {most / ROUNDS:.3f} per round. "
     f"Theorem 1 promised {bound:,.1f}."
 )
 assert regret.holds

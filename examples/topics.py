@@ -27,7 +27,7 @@ for step in range(300):
     (-likelihood).backward()
     optimizer.step()
     if step % 100 == 99:
-        print(f"step {step + 1}: log-likelihood a word {likelihood.item():.4f}")
+        print(f"step {step + 1}: log-likelihood per word {likelihood.item():.4f}")
 
 best = (counts * (mixtures @ truth + 1e-5).log()).sum() / counts.sum()
 overlap = torch.minimum(topics.detach()[:, None], truth).sum(2).max(1).values

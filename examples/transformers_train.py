@@ -56,6 +56,6 @@ losses = [entry["loss"] for entry in unbroken.state.log_history if "loss" in ent
 print("loss of every 10 steps:", *(f"{loss:.3f}" for loss in losses))
 assert losses[-1] < losses[0] - 0.5
 
-for (name, one), other in zip(unbroken.model.named_parameters(), resumed.model.parameters(), strict=True):
-    assert torch.equal(one, other), name  # bit-identical, dropout included
-print("The run that was taken up again ended with the same bits.")
+for (name, expected), weight in zip(unbroken.model.named_parameters(), resumed.model.parameters(), strict=True):
+    assert torch.equal(expected, weight), name  # bit-identical, dropout included
+print("The resumed run ended with the same bits.")

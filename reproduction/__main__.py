@@ -25,7 +25,7 @@ EXPERIMENTS = {
     "all": "all of them, about 7 minutes on 2 cores",
     "movielens": "matrix factorisation of MovieLens 100K (§5.1, Fig. 1)",
     "mlp": "stacked MLPs of growing depth (§5.2, App. G, Figs. 2 and 3)",
-    "examples": "the motivating examples, played, and the theorems on games (§4, App. E and F)",
+    "examples": "games: the motivating examples, and the theorems (§4, App. E and F)",
 }
 
 
@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="experiments:\n"
         + definitions(EXPERIMENTS)
-        + "\n\nA reproduction consists of cells, single runs whose results are stored: an interrupted one resumes"
-        "\nwhere it stopped, and a repeated one takes seconds."
-        "\nMovieLens 100K is downloaded if need be (see `matrix-adagrad data --help`).\n\nexamples:\n"
+        + "\n\nThe results of single runs, called cells, are stored. An interrupted reproduction resumes where it"
+        "\nstopped, and a repeated one takes seconds."
+        "\nMovieLens 100K is downloaded if needed (see `matrix-adagrad data --help`).\n\nexamples:\n"
         "  python -m reproduction                    everything, into results/\n"
         "  python -m reproduction --quick            in a minute, into results/quick/\n"
         "  python -m reproduction examples --json    the claims for a script\n"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "what", nargs="?", choices=EXPERIMENTS, default="all", metavar="EXPERIMENT", help="(default: all)"
     )
     parser.add_argument("--quick", action="store_true", help="fewer seeds and a coarser grid: about a minute")
-    parser.add_argument("--fresh", action="store_true", help="delete stored results, and start over")
+    parser.add_argument("--fresh", action="store_true", help="delete stored results and start over")
     parser.add_argument("--out", type=Path, help="the folder to write to (default: results, or results/quick)")
     parser.add_argument("--data", type=Path, help="your own copy of MovieLens 100K, as for `matrix-adagrad data`")
     parser.add_argument("--workers", type=positive, default=cores(), help="processes (default: one per core)")
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_size(out: Path, quick: bool) -> None:
-    """Raise an error if a quick run would overwrite a full one, or the other way round."""
+    """Raise an error if a quick run would overwrite a full one, or vice versa."""
     claims = out / "claims.json"
     try:
         was_quick = json.loads(claims.read_bytes())["quick"]

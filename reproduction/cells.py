@@ -1,6 +1,6 @@
-"""Cells: the single runs of an experiment. Each result is stored in its own file.
+"""Cells, the single runs of an experiment, and the files that store their results.
 
-A cell is a config. The key of its result is a hash of the config, the code and the libraries. So an interrupted
+A cell is a config. Its result is keyed by a hash of the config, the code and the libraries. So an interrupted
 reproduction resumes where it stopped, and results of different versions never mix.
 """
 
@@ -28,7 +28,7 @@ from matrix_adagrad.version import __version__
 __all__ = ["Cell", "Store", "dependency_hash", "run", "source_hash"]
 
 PRODUCT, REPRODUCTION = Path(matrix_adagrad.__file__).parent, Path(__file__).parent
-# What no cell's result depends on.
+# Files that no cell's result depends on.
 UNRELATED = (
     *("__main__.py", "files.py", "intervals.py", "optional.py", "terminal.py", "text.py"),
     *("advisor/", "cli/", "demos/", "interop/", "pages/"),
@@ -36,11 +36,11 @@ UNRELATED = (
 
 
 class Cell(Protocol):
-    """A frozen dataclass, the ``Config`` of a module that has ``run`` and ``Result``."""
+    """The ``Config`` of an experiment: a frozen dataclass, in a module that also has ``run`` and ``Result``."""
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes."""
+        """The estimated run time, in seconds."""
 
     @property
     def __dataclass_fields__(self) -> dict[str, Any]: ...
@@ -52,7 +52,7 @@ def run(cell: Cell, **how: Any) -> Any:
 
 
 class Store:
-    """Stored results: a folder with a file for each cell."""
+    """Stored results: a folder with one file per cell."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,16 +71,16 @@ class Store:
     def save(self, result: Any) -> None:
         """Store a result."""
         body = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "config"}
-        body = json.loads(json.dumps(body))  # tuples are lists from here on
+        body = json.loads(json.dumps(body))  # turns tuples into lists
         kept = {"config": asdict(result.config), "sha256": _hash(json.dumps(body)), "result": body}
         write(self._file(result.config), json.dumps(kept) + "\n")
 
     def prepare(self) -> None:
         """Create the folder, or fail before anything has run."""
-        write(self.folder / "README", "What `make reproduce` has computed so far. Can be deleted.\n")
+        write(self.folder / "README", "Stored results of `make reproduce`. Safe to delete.\n")
 
     def clear(self) -> None:
-        """Delete all stored results, and no other file."""
+        """Delete all stored results, but no other files."""
         for file in self.folder.glob("*-*.json"):
             if re.fullmatch(r"[a-z]+-[0-9a-f]{32}\.json", file.name):
                 file.unlink()
@@ -93,7 +93,7 @@ class Store:
 
 @functools.cache
 def dependency_hash(experiment: str) -> str:
-    """A hash of everything that an experiment's results depend on: the code, torch, and the CPU's instruction set."""
+    """A hash of everything an experiment's results depend on: the code, torch, and the CPU's instruction set."""
     kernels = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest() if native.LIBRARY else native.missing()
     machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), kernels]
     sources = [text for name, text in _sources(PRODUCT, "*.py") if not name.startswith(UNRELATED)]
@@ -102,7 +102,7 @@ def dependency_hash(experiment: str) -> str:
 
 
 def source_hash() -> str:
-    """A hash of the sources of the package and its reproduction. It is the same on all machines."""
+    """A hash of the source code of the package and its reproduction, the same on all machines."""
     kinds = ((PRODUCT, "*.py"), (PRODUCT, "*.c"), (PRODUCT, "*.h"), (REPRODUCTION, "*.py"))
     return _hash(json.dumps([source for root, kind in kinds for source in _sources(root, kind)]))
 

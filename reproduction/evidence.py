@@ -1,4 +1,4 @@
-"""The results of cells in the terms of the claims: RMSE by setting and fold, losses by optimizer, depth and seed."""
+"""The results in the terms of the claims: RMSE by setting and fold, losses by optimizer, depth and seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Evidence:
     size: Size
 
     def has(self, experiment: str) -> bool:
-        """Whether all of it was run."""
+        """Whether an experiment has finished."""
         return all(cell in self.known for cell in sweep.needed(experiment, self.size, self.known))
 
     # ---------------------------------------------------------------------------------------------------- MovieLens
@@ -53,7 +53,7 @@ class Evidence:
         return Search(setting, geometry, self.size)
 
     def factorised(self, setting: str, geometry: str, by_best_epoch: bool = False) -> list[Factorised]:
-        """For each fold, with the learning rate of the lowest validation RMSE at the end, or at its best epoch."""
+        """One run per fold, at the learning rate with the lowest validation RMSE: after the last or the best epoch."""
         search = self.search(setting, geometry)
         chosen = []
         for fold in search.folds:
@@ -63,18 +63,18 @@ class Evidence:
         return chosen
 
     def advantage(self, setting: str, better: str, worse: str) -> Interval:
-        """By how much the RMSE of one geometry is lower than another's, over folds."""
+        """How much lower the RMSE of one geometry is than another's, over folds."""
         pairs = zip(self.factorised(setting, worse), self.factorised(setting, better), strict=True)
         return interval(behind.final - ahead.final for behind, ahead in pairs)
 
     def transposed(self, geometry: str) -> list[Factorised]:
-        """For each fold, with embeddings as columns, at the learning rate of the mirror image."""
+        """One run per fold with embeddings as columns, at the learning rate of the mirrored run with rows."""
         cells = [cell for cell in sweep.transposed(self.size, self.known) if cell.geometry == geometry]
         results: list[factorisation.Result] = [self.known[cell] for cell in cells]
         return [Factorised(result.config.lrs[0], result.test[0], result.train[0]) for result in results]
 
     def constant(self, setting: str) -> float:
-        """The test RMSE of the training ratings' mean, over folds."""
+        """The test RMSE of predicting the mean of the training ratings, averaged over folds."""
         search = self.search(setting, "row")
         first = search.cells(self.known)[: len(search.folds)]
         return statistics.fmean(self.known[cell].constant for cell in first)
@@ -82,7 +82,7 @@ class Evidence:
     # --------------------------------------------------------------------------------------------------------- MLPs
 
     def networks(self, setting: str, eps: float, depth: int, lr: float, optimizer: str) -> mlp.Result | None:
-        """The networks of all seeds, if they were run."""
+        """The networks of all seeds, or ``None`` if they were not run."""
         seeds = tuple(range(self.size.seeds if setting == "A" else self.size.b_seeds))
         if not seeds:
             return None
@@ -90,7 +90,7 @@ class Evidence:
 
     @staticmethod
     def ratios(result: mlp.Result) -> list[float]:
-        """Loss / loss of the best linear fit, for each seed; a seed that diverged counts as the best constant."""
+        """Loss / loss of the best linear fit, for each seed. A diverged network is scored as the best constant."""
         rows = zip(result.losses, result.constant, result.linear, strict=True)
         return [min(loss, constant) / linear for loss, constant, linear in rows]
 
@@ -99,15 +99,15 @@ class Evidence:
         return interval(1 - ratio for ratio in self.ratios(result))
 
     def excess(self, result: mlp.Result, other: mlp.Result) -> Interval:
-        """By how much the loss is above another's, over that of the best linear fit, over seeds."""
+        """The loss minus another's, relative to that of the best linear fit, over seeds."""
         pairs = zip(self.ratios(result), self.ratios(other), strict=True)
         return interval(mine - yours for mine, yours in pairs)
 
     @staticmethod
     def fluctuations(result: mlp.Result) -> list[float]:
-        """For each seed: how much log loss goes up from point to point, on average over the last half of its curve.
+        """For each seed: the mean rise of log loss from point to point, over the second half of its curve.
 
-        Only what goes up counts: steady progress is not unstable.
+        Only increases count, since steady progress is not instability.
         """
         return [_fluctuation(curve[len(curve) // 2 :]) for curve in result.curves]
 
@@ -126,7 +126,7 @@ class Evidence:
         return [result for result in self._examples() if isinstance(result, identities.Result)]
 
     def _examples(self) -> list[Any]:
-        """In the order of the sweep, whatever finished first."""
+        """In the sweep's order, whatever finished first."""
         return [self.known[cell] for cell in sweep.examples(self.size, self.known) if cell in self.known]
 
 

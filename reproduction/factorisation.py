@@ -26,10 +26,10 @@ from matrix_adagrad.optim import MatrixAdaGrad
 __all__ = ["FOLDS", "STARTS", "Config", "Result", "run"]
 
 FOLDS = 5
-VALIDATION = 10  # one in this many of the ratings outside the test set is for choosing the learning rate
+VALIDATION = 10  # one in ten ratings outside the test set is held out to choose the learning rate
 PIECE = 1 << 14  # ratings evaluated at once
 
-# How the tables are drawn: (rows, k) and a generator, to a table.
+# Initializations: functions of rows, k and a generator.
 STARTS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
     "N(0, 0.1²)": lambda rows, k, random: 0.1 * torch.randn(rows, k, generator=random),
     "N(0, 0.01²)": lambda rows, k, random: 0.01 * torch.randn(rows, k, generator=random),
@@ -40,17 +40,17 @@ STARTS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """A stack of runs, one for each learning rate.
+    """A stack of runs, one per learning rate.
 
     Args:
         geometry: ``"row"``, ``"column"`` or ``"entry"``.
         lrs: the learning rates.
         fold: which fifth of the ratings is the test set.
-        validated: whether to hold out one in ten of the other ratings, to choose the learning rate.
-        batch: ratings per step; 0 takes them all.
+        validated: whether to hold out one in ten of the other ratings to choose the learning rate.
+        batch: ratings per step; 0 means all of them.
         decay: λ.
-        unbiased: λ enters a step once for each rating in the batch. With ``True``, this is divided by the number of
-            ratings of the row, so that λ enters an epoch once.
+        unbiased: whether λ acts once per epoch. By default it acts once for each rating in the batch; ``True``
+            divides this by the number of ratings of the row.
         start: one of `STARTS`.
         centred: whether to subtract the mean of the training ratings first.
         transposed: whether an embedding is a column of its table instead of a row. Needs a single learning rate.
@@ -82,17 +82,16 @@ class Config:
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes."""
+        """The estimated run time, in seconds."""
         steps = math.ceil(72_000 / self.batch) if self.batch else 1
         return self.epochs * (2.8e-4 * steps + 0.012 * len(self.lrs))
 
 
 @dataclass(frozen=True)
 class Result:
-    """For each learning rate: the RMSE on the test's ratings and on those that choose the learning rate, after each
-    epoch, and on the training's at the end.
+    """For each learning rate: the test and validation RMSE after each epoch, and the final training RMSE.
 
-    A run that diverged has RMSE inf. ``constant`` is the test RMSE of predicting the mean of the training ratings.
+    A diverged run has an RMSE of inf. ``constant`` is the test RMSE of predicting the mean of the training ratings.
     ``state`` is the optimizer's memory in bytes, for one model of the stack.
     """
 
@@ -105,7 +104,7 @@ class Result:
 
 
 def run(config: Config, path: Path | None = None) -> Result:
-    """Train the stack on MovieLens 100K, found at ``path``, or where `movielens` finds it."""
+    """Train the stack on MovieLens 100K, from ``path`` or from wherever `movielens` finds it."""
     ratings = _ratings(path)
     train, validation, test = _split(config, ratings)
     random = torch.Generator().manual_seed(1000 * config.fold + config.seed)
@@ -133,18 +132,18 @@ def run(config: Config, path: Path | None = None) -> Result:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """Ratings: who, what, how many stars."""
+class _Samples:
+    """Some of the ratings: users, items and values."""
 
     users: Tensor
     items: Tensor
     values: Tensor
 
-    def at(self, where: Tensor) -> _Known:
-        return _Known(self.users[where], self.items[where], self.values[where])
+    def at(self, where: Tensor) -> _Samples:
+        return _Samples(self.users[where], self.items[where], self.values[where])
 
-    def split(self, size: int) -> Iterator[_Known]:
-        return map(_Known, self.users.split(size), self.items.split(size), self.values.split(size))
+    def split(self, size: int) -> Iterator[_Samples]:
+        return map(_Samples, self.users.split(size), self.items.split(size), self.values.split(size))
 
 
 class _Side:
@@ -156,7 +155,7 @@ class _Side:
         self.transposed = config.transposed
         rows, k = start.shape
         self.stack = start[:, None] / self.units  # (rows, models, k)
-        # the table is a view of the stack: a row for each row and model, or for each row, or the transpose of that
+        # the table is a view of the stack, with one row per row and model, or one per row, or the transpose of that
         self.is_row = config.geometry == "row" and not config.transposed
         view = self.stack.view(-1, k) if self.is_row else self.stack.view(rows, -1)
         self.table = nn.Parameter(view.T if config.transposed else view)
@@ -180,7 +179,7 @@ class _Side:
 
 
 @torch.no_grad()
-def _set_gradients(users: _Side, items: _Side, batch: _Known, decay: float) -> None:
+def _set_gradients(users: _Side, items: _Side, batch: _Samples, decay: float) -> None:
     r"""With e = u·v - r: ∂/∂u = 2 e v + λ u, ∂/∂v = 2 e u + λ v, for every rating of the batch."""
     u, v = users.factors(batch.users), items.factors(batch.items)
     error = (u * v).sum(2, keepdim=True).sub_(batch.values[:, None, None])
@@ -188,7 +187,7 @@ def _set_gradients(users: _Side, items: _Side, batch: _Known, decay: float) -> N
     items.set_gradient(batch.items, items.decay(batch.items, v, decay).addcmul_(error, u, value=2))
 
 
-def _rmse(users: _Side, items: _Side, known: _Known) -> tuple[float, ...]:
+def _rmse(users: _Side, items: _Side, known: _Samples) -> tuple[float, ...]:
     squares = torch.zeros(len(users.models), dtype=torch.float64)
     for piece in known.split(max(1, PIECE // len(users.models))):
         products = users.factors(piece.users).mul_(items.factors(piece.items))
@@ -197,9 +196,9 @@ def _rmse(users: _Side, items: _Side, known: _Known) -> tuple[float, ...]:
     return tuple(value if math.isfinite(value) else math.inf for value in rmse)
 
 
-def _split(config: Config, ratings: Ratings) -> tuple[_Known, _Known, _Known]:
+def _split(config: Config, ratings: Ratings) -> tuple[_Samples, _Samples, _Samples]:
     """The training, validation and test ratings, the same for all optimizers."""
-    known = _Known(ratings.users, ratings.items, ratings.ratings.float())
+    known = _Samples(ratings.users, ratings.items, ratings.ratings.float())
     random = torch.Generator().manual_seed(config.seed)
     folds = list(torch.randperm(len(known.values), generator=random).tensor_split(FOLDS))
     test = folds.pop(config.fold)
@@ -207,7 +206,7 @@ def _split(config: Config, ratings: Ratings) -> tuple[_Known, _Known, _Known]:
     every_tenth = (torch.arange(len(rest)) % VALIDATION == 0).logical_and_(torch.tensor(config.validated))
     train = rest[~every_tenth]
     if config.centred:
-        known = _Known(known.users, known.items, known.values - known.values[train].mean())
+        known = _Samples(known.users, known.items, known.values - known.values[train].mean())
     return known.at(train), known.at(rest[every_tenth]), known.at(test)
 
 

@@ -1,4 +1,4 @@
-"""The paper's claims about the algorithms themselves: degeneration, transposition, and the memory of their states."""
+"""The paper's claims about the algorithms themselves: degeneration, transposition, and the size of their states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Config:
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes."""
+        """The estimated run time, in seconds."""
         return 0.2
 
 
@@ -33,8 +33,9 @@ class Config:
 class Result:
     """Largest differences between the parameters of two runs, and bytes of state without the step count.
 
-    ``degeneration``: on a matrix of one column, Row-AdaGrad and AdaGrad. ``transposition``: Column-AdaGrad, and
-    Row-AdaGrad on the transpose. ``states``: (optimizer, bytes for the m×n matrix in float32).
+    ``degeneration`` compares Row-AdaGrad with AdaGrad on a matrix with one column. ``transposition`` compares
+    Column-AdaGrad with Row-AdaGrad on the transpose. ``states`` are pairs of an optimizer and its bytes for the m×n
+    matrix in float32.
     """
 
     config: Config
@@ -44,7 +45,7 @@ class Result:
 
 
 def run(config: Config) -> Result:
-    """Step side by side."""
+    """Run the optimizers on the same gradients, and compare them."""
     random = torch.Generator().manual_seed(config.seed)
     start, *gradients = torch.randn(config.steps + 1, config.m, config.n, dtype=torch.float64, generator=random)
     columns = [gradient[:, :1] for gradient in gradients]

@@ -1,11 +1,11 @@
 """Stacked MLPs of growing depth without normalisation or residuals (Figures 2 and 3).
 
-The paper leaves much open, so there are two settings. In A the activation is tanh, weights are Xavier normal, biases
-zero, and batches have 64 samples, for 100 epochs; in B it is ReLU with PyTorch's default initialisation, and 1200 steps
-on all samples. Both have the same eps for all optimizers.
+The paper leaves much open, so there are two settings. Setting A: tanh, Xavier normal weights, zero biases, batches of
+64 samples, 100 epochs. Setting B: ReLU, PyTorch's default initialisation, 1200 steps on all samples. In both, all
+optimizers use the same eps.
 
-One run trains the networks of several seeds at once. Their weights for a layer form one matrix, network under network,
-so that a row still belongs to one network. The networks are independent.
+One run trains the networks of several seeds at once. Their weights for a layer are stacked into one matrix, so each row
+still belongs to one network. The networks are independent.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ SETTINGS = {"A": Setting("tanh", "Xavier normal", 64, 1000), "B": Setting("ReLU"
 
 @dataclass(frozen=True)
 class Config:
-    """Networks that differ only in their seeds, which draw data, weights and batches.
+    """Networks that differ only in their seed, which determines data, weights and batches.
 
-    ``steps=0`` takes as many as the setting specifies.
+    ``steps=0`` means as many as the setting specifies.
     """
 
     optimizer: str = "Row-wise Momentum"
@@ -88,7 +88,7 @@ class Config:
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes."""
+        """The estimated run time, in seconds."""
         a_seed = {"A": 1.3e-5, "B": 6.4e-5}[self.setting]
         return (self.steps or SETTINGS[self.setting].steps) * self.depth * (5e-5 + a_seed * len(self.seeds))
 
@@ -97,8 +97,8 @@ class Config:
 class Result:
     """Mean squared errors on the training set, for each seed.
 
-    ``curves`` are those of the batches, averaged over hundredths of the run; ``losses`` are of all samples, at the end;
-    ``constant`` and ``linear`` are those of the best constant and of the best linear fit.
+    ``curves`` are the errors on the batches, averaged over hundredths of the run. ``losses`` are the final errors on
+    all samples. ``constant`` and ``linear`` are the errors of the best constant and of the best linear fit.
     """
 
     config: Config
@@ -151,7 +151,7 @@ class _Seed:
         weight, bias = torch.empty(outputs, inputs), torch.zeros(outputs)
         if start == "Xavier normal":
             nn.init.xavier_normal_(weight, generator=self.random)
-        else:  # that of nn.Linear
+        else:  # the default of nn.Linear
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=self.random)
             nn.init.uniform_(bias, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=self.random)
         return weight.to(dtype), bias.to(dtype)
@@ -166,7 +166,7 @@ class _Seed:
 
     @property
     def linear(self) -> float:
-        """By Gram-Schmidt, in operations whose last bits do not depend on the memory addresses of their operands."""
+        """By Gram-Schmidt, with operations whose last bits do not depend on the memory addresses of their operands."""
         features = torch.cat([self.x, torch.ones_like(self.x[:1])]).double()
         error = self.y.to(torch.float64, copy=True)
         for number, feature in enumerate(features):
@@ -178,7 +178,7 @@ class _Seed:
 class _Networks:
     """Networks of the same shape, side by side: H ← σ(W H + b), for H of features × samples.
 
-    Layers of the same shape, which are all but the last, share a parameter too: layers × networks × rows.
+    All layers but the last have the same shape, and they share a parameter too: layers × networks × rows.
     """
 
     def __init__(self, config: Config, seeds: list[_Seed]) -> None:
@@ -216,7 +216,7 @@ class _Networks:
 
 
 def _at(samples: Tensor, which: tuple[Tensor, ...]) -> Tensor:
-    """The samples in each network's batch. If that is all samples, their order does not matter."""
+    """The samples in each network's batch. If that is all of them, their order does not matter."""
     if len(which[0]) == SAMPLES:
         return samples
     return samples.gather(2, torch.stack(which)[:, None].expand(-1, samples.shape[1], -1))

@@ -1,12 +1,12 @@
 r"""The motivating examples (§4.3 and Appendix F): one active row, or column, per round.
 
-The losses are hinge losses on a ball of radius B < 1/√n, where every margin is violated, so that the gradients do not
-depend on the player: ±1 on one row, which the rounds take in turn. The regret bounds of both algorithms are
+The losses are hinge losses on a ball of radius B < 1/√n. Every margin is violated there, so the gradients do not depend
+on the player: each is ±1 on one row, and the rounds cycle through the rows. The regret bounds of both algorithms are
 
 .. math:: \sqrt 2\, D\, \textstyle\sum_b \sqrt{\sum_t \|G_{t,b}\|_2^2}
 
-with the blocks b of their geometries and the diameter D = 2B of the ball in either norm. Both algorithms play too, with
-exact projections in their metrics: their regret need not be ordered like their bounds.
+with the blocks b of their geometries and the diameter D = 2B of the ball in either norm. Both algorithms also play the
+game, with exact projections in their metrics: their regrets need not be ordered like their bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Config", "Result", "run"]
 class Config:
     """An m×n game with K rounds per row (or per column, for ``active="column"``).
 
-    ``start`` is ``"zero"`` or ``"random"``, a point on the ball drawn with the seed.
+    ``start`` is ``"zero"``, or ``"random"`` for a point on the ball drawn with the seed.
     """
 
     m: int = 16
@@ -42,7 +42,7 @@ class Config:
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes."""
+        """The estimated run time, in seconds."""
         return 8e-4 * self.K * (self.m if self.active == "row" else self.n)
 
 
@@ -56,7 +56,7 @@ class Result:
     expected_ratio: float
     regret: float
     entry_regret: float
-    holds: bool  # every inequality of both runs
+    holds: bool  # whether every inequality of both runs holds
 
     @property
     def ratio(self) -> float:

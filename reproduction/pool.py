@@ -1,4 +1,4 @@
-"""Runs cells in parallel, one per core, and stores each result as soon as it is there."""
+"""Runs cells in parallel, one per core, and stores each result as soon as it is ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """A context manager with worker processes that run cells.
+    """A pool of worker processes that run cells, as a context manager.
 
     Args:
         store: where results are stored.
@@ -52,7 +52,7 @@ class Pool:
             self._processes.shutdown(cancel_futures=True)
 
     def run(self, wanted: Iterable[Cell]) -> dict[Cell, Any]:
-        """Run cells, the longest first; each result is stored as soon as it is there."""
+        """Run cells, the longest first, and store each result as soon as it is ready."""
         results = {}
         for result in self._computed(sorted(wanted, key=lambda cell: -cell.cost)):
             self.store.save(result)
@@ -76,7 +76,7 @@ class Pool:
                     yield future.result()
                 except BrokenProcessPool:
                     raise RuntimeError(
-                        "a worker was killed, maybe for lack of memory; finished results are stored, so run it again"
+                        "a worker was killed, possibly for lack of memory; finished results are stored: run it again"
                     ) from None
 
     def _how(self, cell: Cell) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Pool:
 
 
 def _alone(cell: Cell, how: dict[str, Any]) -> Any:
-    """The cell's result on one thread: the number of threads may change the last bits."""
+    """The cell's result on one thread, since the number of threads may change the last bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -94,7 +94,7 @@ def _alone(cell: Cell, how: dict[str, Any]) -> Any:
 
 
 def _serve(parent: int) -> None:
-    """Ignore Ctrl-C in a worker, which the parent handles, and exit when the parent is gone."""
+    """Ignore Ctrl-C in a worker, since the parent handles it, and exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:

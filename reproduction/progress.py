@@ -1,4 +1,4 @@
-"""Progress of a reproduction, and the tally of verdicts at its end."""
+"""Progress of a reproduction, and the final tally of verdicts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Progress", "TerminalProgress", "tally"]
 
 
 class Progress:
-    """Called while a reproduction runs; this base class ignores the calls."""
+    """Notified while a reproduction runs. This base class does nothing."""
 
-    def plan(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
-        """More cells are needed, and some of them are stored already."""
+    def add(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
+        """More cells are needed; some of them are already stored."""
 
     def done(self, result: Any) -> None:
         """A cell was computed."""
@@ -31,7 +31,7 @@ def tally(verdicts: Sequence[Verdict]) -> str:
     only_if = sum(text.startswith("holds only if") for text in texts)
     counts = {
         "hold": texts.count("holds"),
-        "hold only under some circumstances": only_if,
+        "hold only in some circumstances": only_if,
         "do not hold here": texts.count("does not hold here"),
         "are not decided": texts.count("not decided"),
         "were not run": texts.count("not run"),
@@ -40,7 +40,7 @@ def tally(verdicts: Sequence[Verdict]) -> str:
 
 
 class TerminalProgress(Progress):
-    """A progress bar over the estimated seconds, with cells done, time left and the best RMSE so far.
+    """A progress bar of the estimated time, with cells done, time left and the best RMSE so far.
 
     Without a terminal, or without tqdm, it prints a line every 30 seconds.
     """
@@ -51,13 +51,13 @@ class TerminalProgress(Progress):
         self.best = ("", float("inf"))
         self.printed_at = time.monotonic()
 
-    def plan(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
+    def add(self, found: Sequence[Cell], missing: Sequence[Cell]) -> None:
         self.total += len(found) + len(missing)
         self.finished += len(found)
         if missing and self.bar is None:
             self.bar = terminal.progress_bar()
         if self.bar is None or self.bar.disable:
-            self._print(f"{len(missing)} cells to run, {len(found)} stored already")
+            self._print(f"{len(missing)} cells to run, {len(found)} already stored")
             return
         self.bar.total += sum(cell.cost for cell in missing)
         self._show()
@@ -71,7 +71,7 @@ class TerminalProgress(Progress):
             self.bar.n += result.config.cost
             self._show()
         elif time.monotonic() - self.printed_at > 30:
-            self._print(f"{self.finished} of {self.total} cells are done")
+            self._print(f"{self.finished} of {self.total} cells done")
 
     def _print(self, text: str) -> None:
         self.printed_at = time.monotonic()

@@ -42,7 +42,7 @@ REPORT = OptionalOutput("report.html", ("jinja2", "plotly"), "reproduction")
 def evidence(
     what: str, size: Size, store: Store, *, workers: int = 1, data: Path | None = None, progress: Progress | None = None
 ) -> Evidence:
-    """Run the missing cells of an experiment, and load those of the others that are stored.
+    """Run the missing cells of an experiment, and load the stored cells of the others.
 
     Raises:
         OSError: if MovieLens is needed and cannot be found or downloaded, or a result cannot be stored.
@@ -57,7 +57,7 @@ def evidence(
         while wanted := [cell for cell in sweep.needed(what, size, known) if cell not in known]:
             found = _stored(store, wanted)
             missing = [cell for cell in wanted if cell not in found]
-            progress.plan(list(found), missing)
+            progress.add(list(found), missing)
             known |= found | pool.run(missing)
     while found := _stored(store, [cell for cell in sweep.needed("all", size, known) if cell not in known]):
         known |= found
@@ -72,7 +72,7 @@ def _stored(store: Store, cells: Sequence[Cell]) -> dict[Cell, Any]:
 
 
 def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None:
-    """Write claims.json, data and, unless packages are missing, figures and the report, whose path is returned."""
+    """Write claims.json and the data and, unless packages are missing, the figures and the report. Return its path."""
     made = {
         "version": __version__,
         "code": source_hash()[:12],

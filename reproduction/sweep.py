@@ -23,7 +23,7 @@ class Size:
 
     folds: int
     alternative_folds: int
-    grid: int  # learning rates a decade
+    grid: int  # learning rates per decade
     settings: tuple[str, ...]
     seeds: int
     b_seeds: int
@@ -43,7 +43,7 @@ class Size:
 GEOMETRIES = ("row", "entry", "column")
 DEFAULT = "default"
 
-# What the paper leaves open: the name of each setting, and what differs from the default one.
+# What the paper leaves open: the name of each setting, and how it differs from the default.
 ALTERNATIVES: dict[str, dict[str, Any]] = {
     DEFAULT: {},
     "batches of 64": {"batch": 64},
@@ -55,19 +55,19 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     "mean-centred ratings": {"centred": True},
 }
 
-# Where the search for learning rates starts, as log10; it goes wherever the best one is.
+# Where the search for learning rates starts, as log10. It moves to wherever the best one is.
 STARTS = {"row": -0.75, "entry": -1.375, "column": 0.125}
 SHIFTS = {"full batch": 0.25, "start N(0, 1)": 1.125, "start U(0, 1)/√k": 0.125, "mean-centred ratings": -0.25}
-DECADES = 6  # up and down, where the search gives up
-GOOD = 1.01  # a learning rate is good if its RMSE is within 1 % of the best one's
+DECADES = 6  # up or down, after which the search gives up
+GOOD = 1.01  # a learning rate is good if its RMSE is within 1 % of the best
 
 
 @dataclass(frozen=True)
 class Search:
     """The search for the learning rate of one geometry in one setting, on the same grid for all folds.
 
-    It is over when the best learning rate of every fold lies inside the grid, and in the default setting when the
-    whole range of good ones does.
+    It ends when the best learning rate of every fold lies inside the grid or, in the default setting, when the whole
+    range of good ones does.
     """
 
     setting: str
@@ -80,16 +80,16 @@ class Search:
         return range(self.size.folds if self.setting == DEFAULT else self.size.alternative_folds)
 
     def cell(self, points: Iterable[int], fold: int) -> factorisation.Config:
-        """The cell of these points of the grid."""
+        """The cell for these grid points."""
         lrs = tuple(float(f"{10 ** (point / self.size.grid):.6g}") for point in points)
         return factorisation.Config(self.geometry, lrs, fold, **ALTERNATIVES[self.setting])
 
     def cells(self, known: Known) -> list[factorisation.Config]:
-        """All cells needed, given the results so far; the last ones may not have run yet."""
+        """All cells needed so far; the last ones may not have run yet."""
         return [self.cell(points, fold) for points in self._pieces(known) for fold in self.folds]
 
     def curves(self, known: Known, fold: int) -> Curves:
-        """By learning rate: the curves of the test and of the validation, and the training RMSE at the end."""
+        """By learning rate: the test curve, the validation curve, and the final training RMSE."""
         found = {}
         for points in self._pieces(known):
             if (result := known.get(self.cell(points, fold))) is not None:
@@ -98,12 +98,12 @@ class Search:
         return dict(sorted(found.items()))
 
     def best(self, known: Known, fold: int, score: Callable[[tuple[float, ...]], float] = lambda c: c[-1]) -> float:
-        """The learning rate of the lowest validation RMSE: at the end, or by another score of the curve."""
+        """The learning rate with the lowest validation RMSE: the final one, or another score of the curve."""
         curves = self.curves(known, fold)
         return min(curves, key=lambda lr: score(curves[lr][1]))
 
     def _pieces(self, known: Known) -> list[range]:
-        """The grid, as the pieces that it was run in: the first one, and what was added below and above."""
+        """The grid, in the pieces in which it was run: the first, and those added below and above it."""
         size = self.size
         middle = round((STARTS[self.geometry] + SHIFTS.get(self.setting, 0.0)) * size.grid)
         half = size.grid // 2 if self.setting == DEFAULT else size.grid // 4
@@ -134,7 +134,7 @@ class Search:
 
 
 def movielens(size: Size, known: Known) -> list[Cell]:
-    """The searches; and embeddings stored as columns, at the learning rates that rows had."""
+    """The searches, plus runs with embeddings stored as columns, at the learning rates found for rows."""
     searches = [Search(setting, geometry, size) for setting in size.settings for geometry in GEOMETRIES]
     wanted: list[Cell] = [cell for search in searches for cell in search.cells(known)]
     if all(cell in known for cell in wanted):
@@ -143,7 +143,7 @@ def movielens(size: Size, known: Known) -> list[Cell]:
 
 
 def transposed(size: Size, known: Known) -> list[factorisation.Config]:
-    """The runs with transposed storage: each geometry, at the learning rate of its mirror image with rows."""
+    """The runs with transposed storage, each at the learning rate of the mirrored run with rows."""
     return [
         factorisation.Config(geometry, (Search(DEFAULT, mirror, size).best(known, fold),), fold, transposed=True)
         for geometry, mirror in (("column", "row"), ("row", "column"))
@@ -155,8 +155,8 @@ def transposed(size: Size, known: Known) -> list[factorisation.Config]:
 
 LRS = (0.01, 0.001)
 EPS = (1e-8, 1e-16)
-ALWAYS = ("Adam", "Adam, lr/√width", "Row-wise Momentum", "Row-wise, mean")  # the claim, and what it might really be
-WHOLE = "Row-wise, whole biases"  # weights and biases move by what Adam moves them at lr/√width
+ALWAYS = ("Adam", "Adam, lr/√width", "Row-wise Momentum", "Row-wise, mean")  # the claim, and its controls
+WHOLE = "Row-wise, whole biases"  # weights and biases move as much as Adam moves them at lr/√width
 
 
 def networks(size: Size, _: Known) -> list[Cell]:
@@ -172,7 +172,7 @@ def networks(size: Size, _: Known) -> list[Cell]:
         ]
     for lr, eps, depth in itertools.product(LRS, EPS, size.b_depths if size.b_seeds else ()):
         names = [*ALWAYS, *[WHOLE] * (lr == LRS[0]), *["Column-wise Momentum"] * (lr == LRS[0] and depth == 25)]
-        if depth == 22:  # what the paper says of it
+        if depth == 22:  # the paper only claims that Adam fails there
             names = ["Adam", "Row-wise Momentum"] * (lr == LRS[0])
         cells += [mlp.Config(name, depth, lr, "B", eps, tuple(range(size.b_seeds))) for name in names]
     return cells
@@ -207,7 +207,7 @@ EXPERIMENTS: dict[str, Callable[[Size, Known], list[Cell]]] = {
 
 
 def needed(what: str, size: Size, known: Known) -> list[Cell]:
-    """All cells of an experiment, or of ``"all"``; call it again with their results, until nothing is new."""
+    """All cells of an experiment, or of ``"all"``. Call it again with their results until nothing is new."""
     wanted = EXPERIMENTS.values() if what == "all" else [EXPERIMENTS[what]]
     return [cell for cells in wanted for cell in cells(size, known)]
 

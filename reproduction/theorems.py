@@ -1,4 +1,4 @@
-"""The inequalities of the regret analysis (Cor. 1 and 2, Thms 1 and 2, App. E), checked on games that are played."""
+"""The inequalities of the regret analysis (Cor. 1 and 2, Thms 1 and 2, App. E), checked on games."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Checked", "Config", "Result", "run"]
 
 @dataclass(frozen=True)
 class Config:
-    """A game of `matrix_adagrad.online.presets`, on a small matrix, with the stabilizer δ."""
+    """A game of `matrix_adagrad.online.presets` on a small matrix, with stabilizer δ."""
 
     game: str = "hinge"
     learner: str = "row"
@@ -22,13 +22,13 @@ class Config:
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes."""
+        """The estimated run time, in seconds."""
         return 1e-3 * self.rounds
 
 
 @dataclass(frozen=True)
 class Checked:
-    """An inequality of the paper; it is not guaranteed if the run does not meet its condition."""
+    """An inequality of the paper. It is guaranteed only if the run meets its condition."""
 
     name: str
     place: str
@@ -41,19 +41,19 @@ class Checked:
 
 @dataclass(frozen=True)
 class Result:
-    """All inequalities, as the fields of `Checked`."""
+    """All inequalities, as tuples of the fields of `Checked`."""
 
     config: Config
     inequalities: tuple[tuple[str, str, float, float, bool, bool, bool], ...]
 
     @property
     def checked(self) -> list[Checked]:
-        """The inequalities, by the names of their fields."""
+        """The inequalities, as records."""
         return [Checked(*fields) for fields in self.inequalities]
 
 
 def run(config: Config) -> Result:
-    """Play the game, twice, so that all distances are exact."""
+    """Play the game twice, so that all distances are exact."""
     game = presets.GameConfig(
         config.game, config.m, config.n, config.rounds, config.learner, exact=True, delta=config.delta
     )

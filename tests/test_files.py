@@ -23,14 +23,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         write(file, "after")
-    assert [one.read_text(encoding="utf-8") for one in file.parent.iterdir()] == ["before √"]
+    assert [left.read_text(encoding="utf-8") for left in file.parent.iterdir()] == ["before √"]
 
 
 def test_a_writer_that_fails_half_way_leaves_what_was_there(tmp_path):
     file = write(tmp_path / "file", "before")
     with pytest.raises(TypeError), replacing(file) as out:
         out.writelines([b"half of it", "no bytes"])
-    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"before"]
+    assert [left.read_bytes() for left in tmp_path.iterdir()] == [b"before"]
 
 
 def test_a_new_file_has_the_mode_that_open_gives_and_the_umask_is_never_touched(tmp_path, monkeypatch):

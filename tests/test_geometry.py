@@ -104,7 +104,7 @@ def test_the_named_geometries_are_blocks(blocks, named):
 @given(st.sampled_from((*NAMED, *GRIDS)), st.integers(0, 2**16))
 def test_a_batch_of_matrices_is_scaled_matrix_by_matrix(geometry, seed):
     x, batched = matrix((3, 2, 4, 6), seed), Batched(geometry)
-    each = [geometry.statistic(one) for one in x.flatten(0, 1)]
+    each = [geometry.statistic(single) for single in x.flatten(0, 1)]
     torch.testing.assert_close(batched.statistic(x).flatten(0, 1), torch.stack(each), rtol=0, atol=0)
     torch.testing.assert_close(batched.statistic(x[0, 0]), geometry.statistic(x[0, 0]), rtol=0, atol=0)
     assert batched.parts(x.shape) == [[0], [1], *([2 + d for d in own] for own in geometry.parts((4, 6)))]

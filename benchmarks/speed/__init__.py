@@ -1,1 +1,1 @@
-"""Time and memory of a step next to peers: everything interleaved in one process, as ratios of medians."""
+"""Time and memory of a step compared with peers, interleaved in one process, as ratios of medians."""

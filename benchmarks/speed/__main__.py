@@ -20,16 +20,18 @@ OUTPUTS = (output.PICTURE,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, show and write, and return the exit code."""
+    """Run the benchmark, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed",
-        description="Time and memory of a step next to its peers (about 3 minutes).",
+        description="Time and memory of a step, compared with peers (about 3 minutes).",
         epilog="exit code: 0 if it ran, 1 if it could not, 2 if the arguments are wrong, "
         f"{INCOMPLETE} if it ran, but packages for bench.png are missing, 130 after Ctrl-C",
     )
     parser.add_argument("--rounds", type=positive, default=15, help="interleaved rounds (default: 15)")
     add_threads(parser)
-    parser.add_argument("--quick", action="store_true", help="small tensors that fit the caches, to see that it works")
+    parser.add_argument(
+        "--quick", action="store_true", help="small tensors that fit into caches, to check that it works"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("results"), help="the folder for bench.json and bench.png (default: results)"
     )
@@ -50,10 +52,10 @@ def run(options: argparse.Namespace) -> int:
         output.save(result, options.out)
         print(json_text(result.as_dict()), end="")
         return 0
-    print(f"torch {torch.__version__}, {options.threads} threads, {rounds} interleaved rounds; ratios of medians, in")
-    print("brackets the quartiles of single rounds' ratios; peak extra and state over the parameters' size")
+    print(f"torch {torch.__version__}, {options.threads} threads, {rounds} interleaved rounds; ratios of medians")
+    print("(quartiles of single rounds' ratios); peak extra and state relative to the size of the parameters")
     if options.quick:
-        print("QUICK: these tensors fit into caches, and the bars are not meant for them")
+        print("QUICK: these tensors fit into caches, so the bars do not apply to them")
     result = cases.run(rounds, quick=options.quick, show=output.print_case)
     output.print_bars(result.bars)
     print("\nwritten: " + ", ".join(map(str, output.save(result, options.out))))

@@ -26,14 +26,14 @@ __all__ = ["Bar", "Case", "Measurement", "Measurements", "run"]
 LARGE = ("8192 × 8192 matrix", "1,000,000 × 64 table")
 OTHERS = ("64 × 1,000,000 matrix", "65,536 × 1024 matrix", "3,000,000 × 20 table")
 BAG = "EmbeddingBag of 1,000,000 × 64, 4096 bags of 20"
-READING = "reading the gradient, alone"  # a sum, no step: what a second look at the gradient costs
+READING = "reading the gradient, alone"  # a sum, not a step: the cost of a second pass over the gradient
 SMALL = "150 matrices of 256 × 256 and 150 vectors"
 SINGLE = "one 256 × 256 matrix"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One peer in one case: its times relative to the baseline's, or why there are none."""
+    """One peer in one case: its time relative to the baseline's, or why there is none."""
 
     name: str
     gap: str | None = None
@@ -42,7 +42,7 @@ class Measurement:
     ratio: float = 0.0
     low: float = 0.0
     high: float = 0.0
-    bytes_a_second: float | None = None  # of the passes that the step cannot do without
+    bytes_a_second: float | None = None  # the memory traffic that the step cannot avoid
     peak_extra: int | None = None
     state: int | None = None
 
@@ -79,7 +79,7 @@ class Measurements:
     machine: dict[str, Any]
     copy_bytes_a_second: float
     cases: list[Case] = field(default_factory=list)
-    sizes: dict[str, dict[int, float]] = field(default_factory=dict)  # the seconds of a step against the entries
+    sizes: dict[str, dict[int, float]] = field(default_factory=dict)  # the seconds of a step, by the number of entries
     bars: list[Bar] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _made(make: Callable[[], Any]) -> Any:
         made.step() if isinstance(made, Optimizer) else made()
     except Gap as gap:
         return str(gap)
-    except Exception as error:  # of a peer, on tensors that it does not take: a gap like any other
+    except Exception as error:  # the peer does not accept these tensors: a gap like any other
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return made
 
@@ -237,11 +237,11 @@ def _zipf(exponent: float, rows: int, shape: tuple[int, int]) -> Tensor:
     """Ranks 1 to rows with probability proportional to rank^-exponent, scattered over the table."""
     weights = torch.arange(1, rows + 1, dtype=torch.float64).pow(-exponent).cumsum(0)
     ranks = torch.searchsorted(weights, torch.rand(shape, dtype=torch.float64) * weights[-1])
-    return ranks.clamp_(max=rows - 1) * 7919 % rows  # a prime: another order, each row once
+    return ranks.clamp_(max=rows - 1) * 7919 % rows  # a prime, so that this reaches each row once, in another order
 
 
 def _growth(rounds: int, sizes: Sequence[int]) -> Case:
-    """The same batches, as often repeated and spread over the whole table, on larger and larger tables."""
+    """The same batches on larger and larger tables, with the same repetitions, spread over the whole table."""
     made: dict[str, Any] = {}
     batches = [torch.randint(sizes[0], (1, 81_920)) for _ in range(rounds + 2)]
     values = torch.randn(81_920, 64)

@@ -1,4 +1,4 @@
-"""Output of the measurements: tables in the terminal, a JSON file, and a picture."""
+"""Output of the measurements: tables in the terminal, a JSON file, and a plot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_case(case: Case, copy_bytes_a_second: float) -> None:
 
 
 def print_bars(bars: list[Bar]) -> None:
-    """The bars, and whether they were met."""
+    """Print the bars, and whether they were met."""
     print("\nThe bars")
     words = {True: "met", False: "NOT MET", None: "gap"}
     for bar in bars:
@@ -63,7 +63,7 @@ def _draw(measured: Measurements, path: Path) -> None:
         entries = list(points)
         left.plot(entries, [points[n] * 1e6 for n in entries], marker=".", label=name, linestyle="-" if ours else "--")
     left.set(
-        xscale="log", yscale="log", xlabel="entries of a square matrix", ylabel="µs a step", title="Time of a step"
+        xscale="log", yscale="log", xlabel="entries of a square matrix", ylabel="µs per step", title="Time of a step"
     )
     left.legend(frameon=False)
     case = measured.cases[0]
@@ -75,7 +75,7 @@ def _draw(measured: Measurements, path: Path) -> None:
     right.annotate(
         "a copy", (measured.copy_bytes_a_second / 1e9, len(rows) - 0.6), color="tab:red", ha="right", va="bottom"
     )
-    right.set(xlabel="GB/s of what the step has to move", title=f"Roofline, {case.title}")
+    right.set(xlabel="GB/s of the traffic a step cannot avoid", title=f"Roofline, {case.title}")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     machine = measured.machine

@@ -18,7 +18,7 @@ from matrix_adagrad import ColumnAdaGrad, ColumnMomentum, MatrixAdaGrad, RowAdaG
 __all__ = ["DENSE", "OURS", "SGD_FUSED", "SPARSE", "Gap", "Peer", "bag_step", "fbgemm_step"]
 
 SGD_FUSED = "torch SGD, fused"
-OURS = "our EmbeddingBag, "  # what follows is an optimizer
+OURS = "our EmbeddingBag, "  # followed by the name of an optimizer
 
 
 class Gap(Exception):  # noqa: N818
@@ -27,9 +27,9 @@ class Gap(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """How to make an optimizer, and the least number of passes over an array of the parameter's size in a step.
+    """How to create an optimizer, and the minimum number of passes of a step over arrays of the parameter's size.
 
-    A pass is a read or a write of the parameter, the gradient, or an array of state of their size.
+    A pass is a read or a write of the parameter, the gradient, or a state array of the same size.
     """
 
     make: Callable[[list[Parameter]], Optimizer]
@@ -125,7 +125,7 @@ def bag_step(
 
 
 def fbgemm_step(rows: int, width: int, batches: Callable[[], Tensor], upstream: Tensor) -> Callable[[], None]:
-    """The same by FBGEMM's table-batched embedding, which updates its table in the backward pass."""
+    """The same with FBGEMM's table-batched embedding, which updates its table in the backward pass."""
     with _named_gap("fbgemm-gpu-cpu"):
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation

@@ -1,7 +1,8 @@
 """The paper's claims, each with the rule for its verdict, in words and in code.
 
-A claim is checked under all circumstances in which it was tried: settings that the paper leaves open, kinds of games.
-If it holds under all of them it holds; if under some, it holds only if …; if under none, it does not hold here.
+Each claim is checked in every circumstance in which it was tried: the settings that the paper leaves open, and the
+kinds of games. If it holds in all of them, it “holds”. If it holds in some, it “holds only if …”. If it holds in none,
+it “does not hold here”.
 """
 
 from __future__ import annotations
@@ -16,6 +17,6 @@ CLAIMS = (*theory.CLAIMS, *movielens.CLAIMS, *networks.CLAIMS)
 
 
 def judge(evidence: Evidence) -> list[Verdict]:
-    """All claims, in the order of the paper; those of an experiment that is not finished have no verdict."""
+    """The verdicts on all claims, in the paper's order. A claim whose experiment has not finished is “not run”."""
     finished = {claim.experiment: evidence.has(claim.experiment) for claim in CLAIMS}
     return [Verdict(claim, tuple(claim.checks(evidence)) if finished[claim.experiment] else ()) for claim in CLAIMS]

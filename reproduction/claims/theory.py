@@ -21,7 +21,7 @@ def _inequalities(*names: str) -> Callable[[Evidence], Iterator[Check]]:
         found = [checked for game in evidence.theorems() for checked in game.checked if checked.name in names]
         least = min((checked.right - checked.left) / max(abs(checked.right), abs(checked.left)) for checked in found)
         broken = sum(not checked.holds for checked in found)
-        slack = "the closest is equal to rounding" if abs(least) < ROUNDING else f"least slack {least:.1%} of the sides"
+        slack = "the tightest is an equality" if abs(least) < ROUNDING else f"smallest relative slack {least:.1%}"
         figures = f"{broken} of {len(found)} broken; {slack}"
         yield Check("", not broken, figures)
 
@@ -37,7 +37,7 @@ def _theorem(learner: str) -> Callable[[Evidence], Iterator[Check]]:
             if some:
                 worst = max(checked.left / checked.right for checked in some)
                 broken = sum(not checked.holds for checked in some)
-                figures = f"{broken} of {len(some)} broken; regret at most {worst:.2f} of its bound"
+                figures = f"{broken} of {len(some)} broken; regret at most {worst:.2f} times its bound"
                 yield Check(circumstances, not broken, figures)
 
     return checks
@@ -48,7 +48,7 @@ def _bounds(active: str) -> Callable[[Evidence], Iterator[Check]]:
         games = [game for game in evidence.games() if game.config.active == active]
         off = max(abs(game.ratio / game.expected_ratio - 1) for game in games)
         figures = f"{min(g.ratio for g in games):.4g} to {max(g.ratio for g in games):.4g}"
-        yield Check("", off < ROUNDING, f"ratios from {figures} in {len(games)} games, off by {off:.1g}")
+        yield Check("", off < ROUNDING, f"ratios from {figures} in {len(games)} games, off by at most {off:.1g}")
 
     return checks
 
@@ -67,9 +67,7 @@ def _regrets(active: str) -> Callable[[Evidence], Iterator[Check]]:
             some = [game for game in games if kind(game) == circumstances]
             less = sum(game.regret < (1 - ROUNDING) * game.entry_regret for game in some)
             more = sum(game.regret > (1 + ROUNDING) * game.entry_regret for game in some)
-            figures = (
-                f"less regret in {less} of {len(some)} games, more in {more}, as much in {len(some) - less - more}"
-            )
+            figures = f"less regret in {less} of {len(some)} games, more in {more}, equal in {len(some) - less - more}"
             yield Check(circumstances, less == len(some), figures)
 
     return checks
@@ -84,7 +82,7 @@ def _degeneration(evidence: Evidence) -> Iterator[Check]:
 def _degenerate_bound(evidence: Evidence) -> Iterator[Check]:
     games = [game for game in evidence.games() if game.expected_ratio == 1]
     off = max(abs(1 - x / y) for g in games for x, y in ((g.bound, g.entry_bound), (g.regret, g.entry_regret)))
-    yield Check("", off < ROUNDING, f"bounds and regrets of {len(games)} games are off by {off:.1g}")
+    yield Check("", off < ROUNDING, f"bounds and regrets of {len(games)} games differ by at most {off:.1g}")
 
 
 def _transposition(evidence: Evidence) -> Iterator[Check]:
@@ -106,7 +104,7 @@ CLAIMS = (
         "corollary-1",
         "Cor. 1",
         "The regret of mirror descent with an adaptive proximal function is at most the general bound.",
-        "no game breaks it, with the last divergence and without",
+        "no game breaks it, with or without the last divergence",
         "examples",
         _inequalities("regret ≤ general bound", "regret ≤ general bound, negative term dropped"),
     ),
@@ -140,7 +138,7 @@ CLAIMS = (
     Claim(
         "degeneration",
         "Remark after Thm 1",
-        "On a matrix of one column Row-AdaGrad is AdaGrad.",
+        "On a matrix with one column, Row-AdaGrad is AdaGrad.",
         "parameters agree with torch.optim.Adagrad's to 1e-9 in float64",
         "examples",
         _degeneration,
@@ -148,7 +146,7 @@ CLAIMS = (
     Claim(
         "degeneration-of-the-bound",
         "Remark after Thm 1",
-        "On a matrix of one column the bound is AdaGrad's, too.",
+        "On a matrix with one column, the bound is AdaGrad's too.",
         "bounds and regrets agree to 1e-9 in games whose active rows, or columns, have one entry",
         "examples",
         _degenerate_bound,
@@ -165,7 +163,7 @@ CLAIMS = (
         "regret-of-rows",
         "§4.3",
         "Row-AdaGrad performs better than AdaGrad in this row-sparse setting.",
-        "its regret is the lower one in every game, from zero and from a random start",
+        "its regret is lower in every game, from zero and from a random start",
         "examples",
         _regrets("row"),
     ),
@@ -197,7 +195,7 @@ CLAIMS = (
         "regret-of-columns",
         "App. F",
         "Column-AdaGrad outperforms AdaGrad in this column-sparse setting.",
-        "its regret is the lower one in every game, from zero and from a random start",
+        "its regret is lower in every game, from zero and from a random start",
         "examples",
         _regrets("column"),
     ),

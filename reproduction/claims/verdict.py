@@ -1,4 +1,4 @@
-"""Claims, how they are checked, and what comes of it."""
+"""Claims, their checks, and the verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Check", "Claim", "Verdict"]
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a claim held under some circumstances, and the figures that say so; ``None`` is not decided."""
+    """Whether a claim held in one circumstance (``None``: not decided), and the figures that show it."""
 
     circumstances: str
     holds: bool | None
@@ -25,15 +25,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, and how it is judged.
+    """A statement of the paper, and how it is judged.
 
     Args:
         id: a short name.
-        place: where the paper says it.
-        statement: what it says.
+        place: where the paper makes it.
+        statement: what the paper says.
         rule: when it counts as true, in words; ``checks`` is the same in code.
-        experiment: what has to be run.
-        checks: under each of the circumstances.
+        experiment: the experiment it needs.
+        checks: returns one check per circumstance.
     """
 
     id: str
@@ -44,20 +44,20 @@ class Claim:
     checks: Callable[[Evidence], Iterator[Check]]
 
     def command(self, quick: bool) -> str:
-        """What reproduces it."""
+        """The command that reproduces it."""
         return f"python -m reproduction {self.experiment}" + " --quick" * quick
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, and what came out; no checks, if it was not run or not to the end."""
+    """A claim and its checks. It has none if its experiment has not finished."""
 
     claim: Claim
     checks: tuple[Check, ...]
 
     @property
     def text(self) -> str:
-        """holds, holds only if …, does not hold here, not decided (where no check was), or not run."""
+        """“holds”, “holds only if …”, “does not hold here”, “not decided” (no check was conclusive) or “not run”."""
         good = [check.circumstances for check in self.checks if check.holds]
         if not self.checks:
             return "not run"
@@ -70,11 +70,11 @@ class Verdict:
 
     @property
     def figures(self) -> str:
-        """Of all circumstances, a line for each."""
+        """The figures, one line per circumstance."""
         return "\n".join(map(str, self.checks))
 
     def to_dict(self, quick: bool) -> dict[str, object]:
-        """For claims.json."""
+        """The entry in claims.json."""
         claim = self.claim
         return {
             "id": claim.id,

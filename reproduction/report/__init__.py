@@ -1,1 +1,1 @@
-"""The report on the paper: its claims and numbers (`contents`), and a section for each experiment."""
+"""The report on the paper: `contents` puts it together, from the claims and a section for each experiment."""

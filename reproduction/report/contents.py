@@ -70,7 +70,7 @@ def _examples(evidence: Evidence) -> Section:
         "The motivating examples, and the theorems (§4, App. E and F)",
         (
             "One row, or one column, is active in each round, and its label alternates. We compare the bound of the "
-            "geometry aligned with the gradients to the bound of entry-wise AdaGrad. Both algorithms also play, with "
+            "geometry aligned with the gradients with that of entry-wise AdaGrad. Both algorithms also play, with "
             "exact projections in their own metrics, from zero and from a random point. Their actual regret need not "
             "be ordered like the bounds.",
         ),
@@ -92,12 +92,12 @@ def _games(evidence: Evidence) -> Table:
         )
     return Table(
         "games",
-        "The motivating examples, played",
+        "The motivating examples as games",
         "Bounds and regrets of the aligned geometry and of entry-wise AdaGrad, on an m×n matrix, with K rounds per "
         "row or column. The last column says whose regret is lower.",
         (
-            *("active", "m", "n", "K", "start", "bound", "entry's bound", "ratio", "paper's ratio"),
-            *("regret", "entry's regret", "lower regret"),
+            *("active", "m", "n", "K", "start", "bound", "entry bound", "ratio", "paper's ratio"),
+            *("regret", "entry regret", "lower regret"),
         ),
         tuple(rows),
     )
@@ -121,10 +121,11 @@ def _theorems(evidence: Evidence) -> Table:
         rows.append((place, name, len(promised), promised.count(False), len(other), other.count(False)))
     return Table(
         "inequalities",
-        "Every inequality, on games that were played",
+        "Every inequality, in every game",
         f"{len(evidence.theorems())} games, by Row-AdaGrad and Column-AdaGrad, with δ = 1e-8 and δ = 1000. Theorems "
-        "1 and 2 are guaranteed only if δ meets the condition of App. E, which their statements do not mention.",
-        ("place", "inequality", "condition met", "broken", "not met", "broken then"),
+        "1 and 2 are guaranteed only if δ meets the condition of App. E, which their statements do not mention. The "
+        "table counts the games that meet it, those that do not, and how many of each break the inequality.",
+        ("place", "inequality", "condition met", "broken", "not met", "broken if not met"),
         tuple(rows),
     )
 
@@ -138,6 +139,6 @@ def _memory(evidence: Evidence) -> Table:
         "memory",
         "Memory of optimizer states",
         "Bytes for a 943 × 20 matrix in float32, and numbers of state per parameter.",
-        ("optimizer", "bytes", "numbers a parameter"),
+        ("optimizer", "bytes", "numbers per parameter"),
         tuple(rows),
     )

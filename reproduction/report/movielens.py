@@ -1,4 +1,4 @@
-"""The section on MovieLens: curves, learning rates, and what the open settings change."""
+"""The section on MovieLens: curves, learning rates, and the settings that the paper leaves open."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ NEAR = Axis("test RMSE", floor=0.92, ceiling=1.06)
 
 def _curves(evidence: Evidence) -> Figure:
     ends = {g: statistics.fmean(run.final for run in evidence.factorised(DEFAULT, g)) for g in GEOMETRIES}
-    said = ", ".join(f"{NAMES[geometry]} at {end:.4f}" for geometry, end in ends.items())
+    said = ", ".join(f"{end:.4f} ({NAMES[geometry]})" for geometry, end in ends.items())
     return Figure(
         "movielens",
-        "Test RMSE while training, each optimizer with its own tuned learning rate",
-        f"Three falling curves of test RMSE over 30 epochs, which end with {said}. AdaGrad's minus Row-AdaGrad's is "
+        "Test RMSE during training, each optimizer with its own tuned learning rate",
+        f"Three falling curves of test RMSE over 30 epochs, which end at {said}. AdaGrad's minus Row-AdaGrad's is "
         f"{evidence.advantage(DEFAULT, 'row', 'entry')}.",
         f"Default setting. {BAND} Learning rates were chosen on validation ratings.",
         Axis("epoch"),
@@ -90,7 +90,7 @@ def _alternatives(evidence: Evidence) -> Iterator[Figure]:
     if not settings:
         return
     far = Axis("test RMSE", floor=0.9, ceiling=1.3)
-    text = "Three curves for each setting that the paper leaves open. The table below has their final values."
+    text = "Three curves for each setting that the paper leaves open. The table below lists their final values."
     yield Figure(
         "movielens-alternatives",
         "The same in the other settings",
@@ -170,8 +170,9 @@ def _sensitivity(evidence: Evidence) -> Table:
         "movielens-settings",
         "Every setting",
         "Test RMSE, mean over folds: after the last epoch; at the best epoch; and at the best epoch with the learning "
-        "rate tuned for it. Epochs until RMSE is within 1 % of the lowest final RMSE of the three. The last column "
-        "is the paired difference to Row-AdaGrad with its 95 % interval: positive where Row-AdaGrad is better.",
+        "rate tuned for it. “Epochs to 1 %” counts epochs until RMSE is within 1 % of the lowest final RMSE of the "
+        "three. The last column is the paired difference from Row-AdaGrad with its 95 % interval: positive where "
+        "Row-AdaGrad is better.",
         (
             "setting",
             "optimizer",
@@ -204,7 +205,7 @@ def _epochs(runs: list[Factorised], goal: float) -> str:
 
 
 def _width(evidence: Evidence, geometry: str) -> tuple[float, float]:
-    """The range of learning rates whose mean RMSE is within 1 % of the best one, along the curve between its points."""
+    """The range of learning rates whose mean RMSE is within 1 % of the best, interpolated between grid points."""
     search = evidence.search(DEFAULT, geometry)
     by_fold = [search.curves(evidence.known, fold) for fold in search.folds]
     rmse = {lr: statistics.fmean(curves[lr][0][-1] for curves in by_fold) for lr in by_fold[0]}
@@ -214,7 +215,7 @@ def _width(evidence: Evidence, geometry: str) -> tuple[float, float]:
 
 
 def _crossing(rmse: dict[float, float], lr: float, direction: int, bar: float) -> float:
-    """Where the curve over log lr goes through the bar, beyond a learning rate that is below it."""
+    """Where the curve over log lr crosses the bar, beyond a learning rate that is below it."""
     lrs = sorted(rmse)
     beyond = lrs.index(lr) + direction
     if not 0 <= beyond < len(lrs) or not math.isfinite(rmse[lrs[beyond]]):
@@ -230,7 +231,7 @@ def _good_ranges(evidence: Evidence) -> Table:
         rows.append((NAMES[geometry], f"{low:.3g}", f"{high:.3g}", f"{high / low:.2f}"))
     return Table(
         "movielens-good-range",
-        "How wide the good range of learning rates is",
+        "The range of good learning rates",
         "Default setting: learning rates whose mean test RMSE after 30 epochs is within 1 % of the optimizer's best.",
         ("optimizer", "from", "to", "factor"),
         tuple(rows),
@@ -238,7 +239,7 @@ def _good_ranges(evidence: Evidence) -> Table:
 
 
 def _coarse_grids(evidence: Evidence) -> Table:
-    """What coarser grids would have shown: every grid of every spacing contained in the fine one."""
+    """What coarser grids would have shown: all grids contained in the fine one, for each spacing."""
     rows = []
     searches = {geometry: evidence.search(DEFAULT, geometry) for geometry in ("row", "entry")}
     curves = {g: [s.curves(evidence.known, fold) for fold in s.folds] for g, s in searches.items()}
@@ -256,15 +257,15 @@ def _coarse_grids(evidence: Evidence) -> Table:
         "movielens-coarse-grids",
         "What coarser grids of learning rates would have shown",
         "Each optimizer chooses from a grid with only every k-th point of the fine grid, at every offset. The table "
-        "shows how many pairs of grids give an interval above 0 for either optimizer, and the smallest and largest "
-        "mean difference of RMSE.",
-        ("step", "pairs of grids", "Row-AdaGrad ahead", "AdaGrad ahead", "least difference", "greatest difference"),
+        "shows for how many pairs of grids either optimizer is ahead, with an interval that excludes 0, and the "
+        "smallest and largest mean difference of RMSE.",
+        ("step", "pairs of grids", "Row-AdaGrad ahead", "AdaGrad ahead", "smallest difference", "largest difference"),
         tuple(rows),
     )
 
 
 def _tuned(folds: list[Curves], offset: int, spacing: int) -> list[float]:
-    """The final RMSE of each fold, if the learning rate is chosen from part of the grid."""
+    """The final RMSE of each fold, with the learning rate chosen from part of the grid."""
     finals = []
     for curves in folds:
         grid = list(curves)[offset::spacing] or list(curves)[-1:]

@@ -1,4 +1,4 @@
-"""The section on stacked MLPs: both settings, all controls."""
+"""The section on stacked MLPs: both settings and all controls."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _curves(evidence: Evidence, setting: str, eps: float, lrs: tuple[float, ...]
         f"Curves of training loss divided by the best linear fit's, for each optimizer and depth, in {which}. If a "
         "curve stays at 1 or above, the network learned nothing beyond a linear fit. The table below has the numbers.",
         f"{seeds} seeds. {BAND} The loss is measured on the batches.",
-        Axis("percent of the run"),
+        Axis("% of the run"),
         Axis(FIT, floor=0.2, ceiling=1.3),
         tuple(panels),
         "layers",
@@ -152,7 +152,7 @@ def _table(evidence: Evidence) -> Table:
         "Every cell, with its controls",
         f"{FIT.capitalize()}, median over seeds; how many seeds end below the linear fit; the gain, 1 minus that "
         "ratio, with its 95 % interval over seeds; and the mean rise of log loss from one hundredth of the run to "
-        "the next, in the last half.",
-        ("setting", "eps", "lr", "layers", "optimizer", "loss / linear", "below it", "gain", "goes up"),
+        "the next, in the second half.",
+        ("setting", "eps", "lr", "layers", "optimizer", "loss / linear", "below it", "gain", "mean rise"),
         tuple(rows),
     )

@@ -1,4 +1,4 @@
-"""Atomic writes: a file has its old content or its new one, never a part."""
+"""Atomic writes: a file has either its old content or its new content, never part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["replacing", "sync_folder", "write"]
 
 
 def write(file: Path, content: str | bytes) -> Path:
-    """Write a file atomically, and create its folder if need be. If that fails, the old content stays.
+    """Write a file atomically, and create its folder if needed. If that fails, the old content stays.
 
     Text is written as UTF-8, whatever the locale.
     """
@@ -40,7 +40,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     try:
         with out:
             if mode is not None:
-                os.fchmod(out.fileno(), mode)  # what the umask took off
+                os.fchmod(out.fileno(), mode)  # restore what the umask removed
             yield out
             out.flush()
             os.fsync(out.fileno())

@@ -42,7 +42,7 @@ class Interval:
 
 
 def interval(differences: Iterable[float]) -> Interval:
-    """The interval of the mean of paired differences, of which there are at least two."""
+    """The interval of the mean of at least two paired differences."""
     values = list(differences)
     if not 2 <= len(values) <= len(_T) + 1:
         raise ValueError(f"an interval needs from 2 to {len(_T) + 1} differences, got {len(values)}")

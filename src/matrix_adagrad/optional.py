@@ -10,7 +10,7 @@ __all__ = ["OptionalOutput"]
 
 @dataclass(frozen=True)
 class OptionalOutput:
-    """Something a command writes, the modules that writing it takes, and the extra of this package that installs them.
+    """A file that a command writes, the modules it needs, and the extra of this package that installs them.
 
     >>> OptionalOutput("page.html", ("json", "no_such_module"), "advisor").missing
     ('no_such_module',)

@@ -14,7 +14,7 @@ COLOURS = {"green": "32", "yellow": "33", "red": "31", "gray": "90"}
 
 
 def painter(stream: TextIO) -> Callable[[str, str], str]:
-    """A function that colours text, unless the stream is no terminal or the user wants no colours."""
+    """A function that colours text, unless the stream is not a terminal or the user wants no colours."""
     if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return lambda text, _: text
     return lambda text, colour: f"\033[{COLOURS[colour]}m{text}\033[0m"
@@ -41,7 +41,7 @@ class StepProgress:
         self.printed_at = -math.inf
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        """Show the number of steps done, of the total, and what is running."""
+        """Show how many of all steps are done, and what is running."""
         if self.bar is not None and not self.bar.disable:
             self.bar.total, self.bar.n = total, done
             self.bar.set_postfix_str(text)

@@ -18,7 +18,7 @@ def show(text: str) -> None:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape for people.
+    """A shape, readable by people.
 
     >>> shape_text((943, 20)), shape_text(())
     ('943×20', 'scalar')
@@ -27,7 +27,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes for people.
+    """A number of bytes, readable by people.
 
     >>> size(999), size(25_600), size(999_999), size(3_200_000_000)
     ('999 B', '25.6 kB', '1 MB', '3.2 GB')
@@ -61,7 +61,7 @@ def _finite(value: Any) -> Any:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """A header and rows as an aligned table; the columns with the numbers ``left`` are aligned to the left.
+    """A header and rows as an aligned table. The columns with the indices in ``left`` are left-aligned.
 
     >>> print(columns(("name", "bytes"), [("row", "40"), ("entry", "2560")]))
     name   bytes

@@ -1,7 +1,7 @@
-"""Everything of torch's that has no public name, in one place.
+"""All private torch APIs that this package uses, in one place.
 
-Each is a function or a name that says what it is for. tests/test_torch_private.py checks what is expected of each of
-them, and names the version of torch in which it was last seen to hold.
+Each has a name here that says what it is for. tests/test_torch_private.py checks what we expect of each, and names the
+version of torch it was last checked with.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ def stored_entries(x: Tensor) -> int:
 
 
 def is_zero_tensor(x: Tensor) -> bool:
-    """Whether a tensor stands for zeros and has no memory, as autograd's may."""
+    """Whether a tensor represents zeros without memory, as autograd may create them."""
     return x._is_zerotensor()
 
 
 def version_of(x: Tensor) -> int:
-    """How often a tensor was written to."""
+    """How many times a tensor has been written to."""
     return x._version
 
 
 def has_no_other_owner(x: Tensor) -> bool:
-    """Whether a gradient may be kept instead of copied: nobody else holds it, and it is no view."""
+    """Whether a gradient may be kept instead of copied: nobody else holds it, and it is not a view."""
     owners: int = x._use_count()  # type: ignore[attr-defined]
     return owners == 1 and not x._is_view()
 
@@ -93,7 +93,7 @@ def has_no_other_owner(x: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether operators are traced, transformed by torch.func, or run inside of DistributedDataParallel."""
+    """Whether operators are traced, transformed by torch.func, or run inside DistributedDataParallel."""
     return bool(
         torch._C._get_tracing_state()
         or DistributedDataParallel._get_active_ddp_module() is not None
@@ -102,13 +102,13 @@ def is_transformed() -> bool:
 
 
 def compiled_module(model: nn.Module) -> nn.Module | None:
-    """The module inside of one that ``torch.compile`` has made; None if it has not."""
+    """The module that ``torch.compile`` has wrapped, or ``None`` if this is not a compiled module."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else None
 
 
 def default_store() -> Any:
-    """The key-value store of the default process group: ranks agree on a seed without a collective."""
+    """The key-value store of the default process group, through which ranks agree on a seed without a collective."""
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store()
@@ -123,15 +123,15 @@ def gradient_hooks(param: Tensor) -> Iterable[Callable[..., None]]:
 
 
 def without_step_hooks(optimizer: Optimizer) -> None:
-    """Take away the hooks on an optimizer's steps."""
+    """Remove the hooks on an optimizer's steps."""
     optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
 
 
 def before_loading(optimizer: Optimizer) -> Iterable[Callable[..., Any]]:
-    """The hooks that may rewrite a state dict before it is loaded."""
+    """The hooks that may change a state dict before it is loaded."""
     return optimizer._optimizer_load_state_dict_pre_hooks.values()
 
 
 def after_loading(optimizer: Optimizer) -> Iterable[Callable[..., Any]]:
-    """The hooks that run after a state dict was loaded."""
+    """The hooks that run after a state dict has been loaded."""
     return optimizer._optimizer_load_state_dict_post_hooks.values()

@@ -85,7 +85,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_energy_that_differs_by_column_is_seen_and_planned_for(advice):
+def test_gradients_that_differ_by_column_are_noticed_and_planned_for(advice):
     weight = advice.probe["weight"]
     assert weight.agreement["column"] > 0.95
     assert weight.agreement["row"] < 0.8
@@ -98,11 +98,11 @@ def test_energy_that_differs_by_column_is_seen_and_planned_for(advice):
     assert optimizer.param_groups[0]["geometry"] == Column()
 
 
-def test_a_geometry_that_the_probe_does_not_measure_has_the_reason_of_its_layer(advice):
+def test_a_geometry_that_the_probe_does_not_measure_is_explained_by_its_layer(advice):
     assert reason(advice.probe["weight"], "batched(row)") == "by the kind of its layer"
 
 
-def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_present_optimizer_does(advice):
+def test_the_verdict_says_what_to_use_what_it_saves_and_how_the_baseline_compares(advice):
     assert advice.plan.verdict.startswith("Use “column adagrad” with lr")
     assert "Its state takes 24 B; one scale per entry takes 124 B." in advice.plan.verdict
     assert "SGD, which you use now, with 0 B of state, ends above it by +" in advice.plan.verdict
@@ -113,7 +113,7 @@ def test_all_numbers_are_json_and_plain(advice):
     found = json.loads(advice.to_json())
     assert found["plan"]["parameters"]["weight"]["geometry"] == "column"
     assert found["probe"]["weight"]["agreement"]["column"] == advice.probe["weight"].agreement["column"]
-    assert {one["candidate"] for one in found["race"]["standings"]} >= {"entry adagrad", "SGD"}
+    assert {standing["candidate"] for standing in found["race"]["standings"]} >= {"entry adagrad", "SGD"}
 
 
 def test_the_page_has_the_plan_the_race_and_the_heat_maps(advice):
@@ -131,7 +131,7 @@ def test_the_page_has_the_plan_the_race_and_the_heat_maps(advice):
     assert rows.xs[-1] < 64
 
 
-def test_vectors_alone_have_nothing_to_choose_from_and_a_plan_all_the_same():
+def test_a_model_with_only_vectors_still_gets_a_plan():
     task = Task(lambda: nn.LayerNorm(4), lambda model, x: (model(x) - x).square().mean(), [torch.randn(8, 4)])
     advice = advise(task, families=["adagrad"], steps=16, seeds=2)
     assert {choice.value for choice in advice.plan.choices} <= {Entry(), Whole()}
@@ -139,7 +139,7 @@ def test_vectors_alone_have_nothing_to_choose_from_and_a_plan_all_the_same():
 
 
 @pytest.mark.parametrize("target", ["my_training:task", "my_training.py:parts"])
-def test_advice_on_a_function_of_the_users_own(here, capsys, target):
+def test_advice_on_the_users_own_function(here, capsys, target):
     command = ["advise", target, "--steps", "16", "--seeds", "2", "--family", "adagrad"]
     assert main(command) == 0
     shown, progress = capsys.readouterr()
@@ -152,7 +152,7 @@ def test_advice_on_a_function_of_the_users_own(here, capsys, target):
     assert "<b>mine</b>" not in (here / "advice" / "advice.html").read_text(encoding="utf-8")
 
 
-def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
+def test_with_json_nothing_else_is_printed(here, capsys):
     command = ["advise", "my_training:task", "--steps", "16", "--seeds", "2", "--family", "momentum", "--json"]
     assert main([*command, "--out", str(here / "there")]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "<b>mine</b>"
@@ -177,15 +177,24 @@ def test_json_is_all_that_is_printed_if_asked_for(here, capsys):
         ("my_training:no_parameters", "make_model must return a module with parameters to train"),
         ("my_training:baseline_is_no_candidate", "candidates, and baseline, must be advisor.Candidate, got tuple"),
         ("my_training:other_starts", "two runs with seed 0 start with the losses"),
-        ("my_training:wants_an_argument", "wants_an_argument must take no argument, but calling it so fails: missing"),
-        ("my_training:batches_of_no_seed", "batches must take the seed, but calling it so fails: too many"),
-        ("my_training:model_of_an_argument", "make_model must take no argument, but calling it so fails: missing"),
-        ("my_training:loss_of_the_batch", "loss must take the model and a batch, but calling it so fails: too many"),
+        (
+            "my_training:wants_an_argument",
+            "wants_an_argument must take no argument, but calling it this way fails: missing",
+        ),
+        ("my_training:batches_of_no_seed", "batches must take the seed, but calling it this way fails: too many"),
+        (
+            "my_training:model_of_an_argument",
+            "make_model must take no argument, but calling it this way fails: missing",
+        ),
+        (
+            "my_training:loss_of_the_batch",
+            "loss must take the model and a batch, but calling it this way fails: too many",
+        ),
         ("my_training:models_that_differ", "make_model must return the same architecture every time, but 0.bias was"),
         ("my_training:widths_that_differ", "make_model must return the same architecture every time, but bias was "),
     ],
 )
-def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, message):
+def test_an_invalid_target_is_refused_in_one_line(here, capsys, target, message):
     assert main(["advise", target, "--steps", "16", "--seeds", "2", "--family", "adagrad"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("matrix-adagrad advise: ")
@@ -194,13 +203,13 @@ def test_a_target_that_is_none_is_refused_in_a_line(here, capsys, target, messag
 
 
 @pytest.mark.usefixtures("here")
-def test_a_race_without_a_plan_is_no_error_of_the_command_line(capsys):
+def test_a_race_without_a_plan_is_not_a_command_line_error(capsys):
     assert main(["advise", "my_training:astray", "--steps", "16", "--seeds", "2", "--family", "adagrad"]) == 1
     assert "every candidate diverged at every learning rate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["my_training", "my_training:", ":task"])
-def test_a_target_without_a_module_or_a_function_is_a_wrong_command_line(capsys, target):
+def test_a_target_without_a_module_or_a_function_is_a_command_line_error(capsys, target):
     with pytest.raises(SystemExit, match="2"):
         main(["advise", target])
     assert f"'{target}' is not MODULE:FUNCTION, for example" in capsys.readouterr().err
@@ -216,7 +225,7 @@ def test_an_error_in_the_users_code_keeps_its_traceback(target, error, words):
         main(["advise", f"my_training:{target}"])
 
 
-def test_the_parts_of_a_task_are_as_good_as_a_task():
+def test_a_tuple_of_parts_works_like_a_task():
     parts = BY_COLUMN.make_model, BY_COLUMN.loss, BY_COLUMN.batches
     assert advise(parts, families=["adagrad"], steps=16, seeds=2).task == "model"
     with pytest.raises(TypeError, match=r"task must be a Task or the tuple \(make_model, loss, batches\), got Linear"):

@@ -63,20 +63,20 @@ def compiled_step(model, optimizer):
 @pytest.mark.parametrize(
     "loop", [accumulating, with_closure, scaled, compiled_model, compiled_step], ids=lambda f: f.__name__
 )
-def test_a_loop_is_seen_as_the_plain_one_that_takes_the_same_steps(loop, expected):
+def test_every_loop_is_observed_like_the_plain_loop_with_the_same_steps(loop, expected):
     model = Network()
     found = probed(model, adagrad(model), loop).to_dict()
-    for name, one in expected.items():
+    for name, summary in expected.items():
         for key in ("steps", "observed", "nonfinite", "dead"):
-            assert found[name][key] == one[key] == (6 if key in ("steps", "observed") else one[key])
+            assert found[name][key] == summary[key] == (6 if key in ("steps", "observed") else summary[key])
         for key in ("gradient_norm", "weight_norm", "agreement", "update_ratio"):
-            assert found[name][key] == pytest.approx(one[key], rel=1e-4), (name, key)
+            assert found[name][key] == pytest.approx(summary[key], rel=1e-4), (name, key)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["the scaler unscales", "the optimizer unscales"])
-def test_gradients_are_seen_unscaled_and_skipped_steps_not_at_all(fused):
+def test_gradients_are_observed_unscaled_and_skipped_steps_not_at_all(fused):
     plain, model = Network(), Network()
-    one = probed(plain, torch.optim.Adam(plain.parameters(), fused=fused))
+    unscaled = probed(plain, torch.optim.Adam(plain.parameters(), fused=fused))
     optimizer = torch.optim.Adam(model.parameters(), fused=fused)
     assert getattr(optimizer, "_step_supports_amp_scaling", False) == fused
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
@@ -90,13 +90,13 @@ def test_gradients_are_seen_unscaled_and_skipped_steps_not_at_all(fused):
                 scaler.unscale_(optimizer)  # by the user, to clip
             scaler.step(optimizer)
             scaler.update()
-    for mine, theirs in zip(probe.report(), one, strict=True):
+    for mine, theirs in zip(probe.report(), unscaled, strict=True):
         assert (mine.steps, mine.observed, mine.nonfinite) == (6, 6, 0)
         assert mine.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-4)
         assert mine.update_ratio == pytest.approx(theirs.update_ratio, rel=1e-3)
 
 
-def test_clipped_gradients_are_seen_as_they_are_clipped():
+def test_clipped_gradients_are_observed_after_clipping():
     model = Network()
     optimizer = adagrad(model)
     with Probe(model, optimizer, every=1) as probe:
@@ -105,12 +105,12 @@ def test_clipped_gradients_are_seen_as_they_are_clipped():
             (1000 * loss_of(model, t)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-    assert math.hypot(*(one.gradient_norm["whole"] for one in probe.report())) == pytest.approx(
+    assert math.hypot(*(summary.gradient_norm["whole"] for summary in probe.report())) == pytest.approx(
         2.0, rel=1e-4
     )  # √4 steps
 
 
-def test_a_line_search_is_seen_where_it_starts():
+def test_a_line_search_is_observed_at_its_start():
     param = Parameter(torch.tensor([[3.0, 4.0]]))
     model = nn.ParameterList([param])
     optimizer = torch.optim.LBFGS([param], lr=0.1, max_iter=5)
@@ -126,13 +126,13 @@ def test_a_line_search_is_seen_where_it_starts():
     with Probe(model, optimizer, every=1) as probe:
         optimizer.step(closure)
     assert len(calls) > 1
-    one = probe.report()["0"]
-    assert one.observed == 1
-    assert one.gradient_norm["whole"] == pytest.approx(10.0)
-    assert one.update_ratio > 0
+    summary = probe.report()["0"]
+    assert summary.observed == 1
+    assert summary.gradient_norm["whole"] == pytest.approx(10.0)
+    assert summary.update_ratio > 0
 
 
-def test_steps_inside_of_the_backward_pass_are_seen(expected):
+def test_steps_in_the_backward_pass_are_observed(expected):
     model = Network()
     optimizers = {param: RowAdaGrad([param], lr=0.1) for param in model.parameters()}
 
@@ -161,19 +161,19 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.zero_grad()
 
 
-def test_a_wrapper_is_seen_by_what_it_wraps(expected):
+def test_a_wrapper_is_observed_through_what_it_wraps(expected):
     model = Network()
     assert probed(model, Wrapper(adagrad(model))).to_dict() == expected
     with pytest.raises(TypeError, match="optimizer must be a torch.optim.Optimizer"):
         Probe(model, Wrapper(None))
 
 
-def test_a_parameter_that_two_optimizers_step_in_turn_is_seen_at_all_steps():
+def test_a_parameter_of_two_alternating_optimizers_is_observed_at_all_steps():
     model = Network()
     both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.out.parameters(), lr=0.01)]
     with Probe(model, both, every=1) as probe:
         for t in range(6):
             train(model, both[t % 2], steps=1, start=t)
     report = probe.report()
-    assert [one.steps for one in report] == [one.observed for one in report] == [3, 3, 3, 6, 6]
+    assert [summary.steps for summary in report] == [summary.observed for summary in report] == [3, 3, 3, 6, 6]
     assert len(report.parameters) == 5

@@ -25,7 +25,7 @@ PLAN = Plan(
 )
 
 
-def test_the_optimizers_take_its_groups():
+def test_the_optimizers_accept_its_groups():
     made = model()
     optimizer = MatrixAdaGrad(PLAN.groups(made), lr=PLAN.lr)
     found = {name: g["geometry"] for g in optimizer.param_groups for name in g["param_names"]}
@@ -37,21 +37,21 @@ def test_the_optimizers_take_its_groups():
     assert sum(optimizer.state[p]["sum"].numel() for p in made.parameters()) == PLAN.scales
 
 
-def test_a_plan_with_momentum_is_not_for_adagrad():
+def test_a_plan_with_momentum_is_refused_by_adagrad():
     plan = Plan("momentum", 0.01, PLAN.choices)
     assert isinstance(plan.optimizer(model()), MatrixMomentum)
     with pytest.raises(TypeError, match="'betas' in a parameter group: it is an option of MatrixMomentum"):
         MatrixAdaGrad(plan.groups(model()), lr=plan.lr)
 
 
-def test_options_of_the_optimizer_can_be_given_and_lr_too():
+def test_optimizer_options_can_be_overridden_including_lr():
     optimizer = PLAN.optimizer(model(), lr=0.5, weight_decay=0.1)
     assert isinstance(optimizer, MatrixAdaGrad)
     assert {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups} == {(0.5, 0.1)}
 
 
 @pytest.mark.parametrize("name", ["plan.json", "plan.yaml", "plan.yml"])
-def test_it_comes_back_from_its_file(tmp_path, name):
+def test_a_saved_plan_loads_unchanged(tmp_path, name):
     if not name.endswith("json"):
         pytest.importorskip("yaml")
     path = PLAN.save(tmp_path / "new" / name)
@@ -68,7 +68,7 @@ def test_it_fits_compiled_and_wrapped_models_and_tied_weights():
     assert group["params"] == [("0.weight", tied[0].weight)]
 
 
-def test_frozen_parameters_are_not_its_business():
+def test_frozen_parameters_are_ignored():
     made = model()
     made[1].requires_grad_(False)
     plan = Plan("adagrad", 0.1, PLAN.choices[:1])
@@ -79,7 +79,7 @@ def test_frozen_parameters_are_not_its_business():
         PLAN.groups(made.parameters())
 
 
-def test_a_model_that_it_does_not_fit_is_told_what_differs():
+def test_a_model_that_does_not_fit_raises_an_error_that_lists_the_differences():
     with pytest.raises(ValueError, match=r"1.weight is not in the model; 1.bias is not in the model"):
         PLAN.groups(nn.Sequential(nn.Embedding(10, 4)))
     with pytest.raises(ValueError, match=r"does not fit this model: 2.weight is not in the plan; 2.bias is not in"):
@@ -108,7 +108,7 @@ def test_a_model_that_it_does_not_fit_is_told_what_differs():
         ({"parameters": {"w": {"geometry": "Blocks(rows=print())", "shape": [6, 2]}}}, "w: "),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(tmp_path, change, message):
+def test_errors_in_a_file_are_named(tmp_path, change, message):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**PLAN.to_dict(), **change}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"plan.json is not a plan: .*") as caught:
@@ -116,12 +116,12 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, change, message):
     assert message in str(caught.value)
 
 
-def test_a_file_that_is_cut_short_is_not_a_plan(tmp_path):
+def test_a_truncated_file_is_not_a_plan(tmp_path):
     path = PLAN.save(tmp_path / "plan.json")
     path.write_text(path.read_text(encoding="utf-8")[:50], encoding="utf-8")
     with pytest.raises(ValueError, match="is not a plan"):
         Plan.load(path)
 
 
-def test_the_table_has_a_line_for_each_parameter():
+def test_the_table_has_one_line_per_parameter():
     assert PLAN.table().splitlines()[1] == "0.weight   10×4   row             each row is an item"

@@ -25,7 +25,7 @@ from tests.advisor.network import Network, adagrad, probed, train
 @pytest.mark.parametrize(
     "make", [adagrad, lambda model: torch.optim.SGD(model.parameters(), lr=0.1)], ids=["ours", "SGD"]
 )
-def test_a_run_with_a_probe_is_the_run_without_it_to_the_bit(make, sparse):
+def test_a_run_with_a_probe_is_bit_identical_to_one_without(make, sparse):
     alone, watched = Network(sparse=sparse), Network(sparse=sparse)
     train(alone, make(alone))
     optimizer = make(watched)
@@ -40,7 +40,7 @@ def test_a_run_with_a_probe_is_the_run_without_it_to_the_bit(make, sparse):
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_an_error_in_the_loop_detaches_the_probe_and_leaves_what_was_seen():
+def test_an_error_in_the_loop_detaches_the_probe_and_keeps_its_observations():
     model = Network()
     optimizer = adagrad(model)
     probe = Probe(model, optimizer, every=1)
@@ -48,18 +48,18 @@ def test_an_error_in_the_loop_detaches_the_probe_and_leaves_what_was_seen():
         train(model, optimizer, steps=2)
         raise KeyboardInterrupt
     train(model, optimizer)
-    assert {one.observed for one in probe.report()} == {2}
+    assert {summary.observed for summary in probe.report()} == {2}
     probe.attach()
     train(model, optimizer)
-    with pytest.raises(RuntimeError, match="attached already"):
+    with pytest.raises(RuntimeError, match="already attached"):
         probe.attach()
-    assert {one.observed for one in probe.report()} == {8}
+    assert {summary.observed for summary in probe.report()} == {8}
     probe.detach()
     probe.detach()
 
 
 @pytest.mark.parametrize("make", [adagrad, lambda model: torch.optim.Adam(model.parameters())], ids=["ours", "Adam"])
-def test_an_optimizer_is_copied_and_saved_without_its_probe(make):
+def test_copies_and_checkpoints_of_an_optimizer_leave_out_its_probe(make):
     model = Network()
     optimizer = make(model)
     with Probe(model, optimizer, every=1) as probe:
@@ -83,7 +83,7 @@ def test_an_optimizer_is_copied_and_saved_without_its_probe(make):
         (Network, lambda _: adagrad(Network()), 1, ValueError),
     ],
 )
-def test_what_cannot_be_probed_is_an_error_that_says_so(model, optimizer, every, error):
+def test_probing_the_wrong_thing_is_an_error_that_says_so(model, optimizer, every, error):
     with pytest.raises(error, match="model must|optimizer must|every must|none of the model"):
         Probe(made := model(), optimizer(made if made is not None else Network()), every=every)
 
@@ -91,18 +91,18 @@ def test_what_cannot_be_probed_is_an_error_that_says_so(model, optimizer, every,
 # -------------------------------------------------------------------------------------------------- kinds of parameters
 
 
-def test_tied_weights_are_one_parameter_and_frozen_ones_have_no_gradients_to_see():
+def test_tied_weights_are_one_parameter_and_frozen_weights_have_no_gradients():
     model = Network(tied=True)
     model.hidden.bias.requires_grad_(False)
     report = probed(model, adagrad(model))
-    assert [one.name for one in report] == ["table.weight", "hidden.weight", "hidden.bias", "out.bias"]
+    assert [summary.name for summary in report] == ["table.weight", "hidden.weight", "hidden.bias", "out.bias"]
     assert (report["hidden.bias"].observed, report["hidden.bias"].dead) == (0, 0)
     assert "no gradient observed" in report.table()
     with pytest.raises(KeyError, match=r"no parameter 'out.weight': there are table.weight"):
         report["out.weight"]
 
 
-def test_a_step_without_a_gradient_is_one_with_a_gradient_of_zero():
+def test_a_missing_gradient_counts_as_a_gradient_of_zero():
     reports = []
     for none in (False, True):
         param, unused = Parameter(torch.ones(3, 2)), Parameter(torch.ones(4, 2))
@@ -118,27 +118,27 @@ def test_a_step_without_a_gradient_is_one_with_a_gradient_of_zero():
     assert (reports[1]["1"].observed, reports[1]["1"].dead, reports[1]["1"].rows.inactive) == (8, 4, 1.0)
 
 
-def test_parameters_that_are_added_later_are_seen_from_then_on():
+def test_parameters_added_later_are_observed_from_then_on():
     model = Network()
     optimizer = RowAdaGrad(model.table.parameters(), lr=0.1)
     with Probe(model, optimizer, every=2) as probe:
         train(model, optimizer, steps=4)
-        assert [one.name for one in probe.report()] == ["table.weight"]
+        assert [summary.name for summary in probe.report()] == ["table.weight"]
         optimizer.add_param_group({"params": list(model.out.parameters())})
         train(model, optimizer, steps=6)
     report = probe.report()
-    assert [(one.name, one.steps, one.observed) for one in report] == [
+    assert [(summary.name, summary.steps, summary.observed) for summary in report] == [
         ("table.weight", 10, 5),
         ("out.weight", 6, 3),
         ("out.bias", 6, 3),
     ]
 
 
-def test_lazy_parameters_are_seen_once_they_have_a_shape():
+def test_lazy_parameters_are_observed_once_they_have_a_shape():
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Probe(model, optimizer, every=1) as probe:
-        assert [one.name for one in probe.report()] == ["1.weight", "1.bias"]
+        assert [summary.name for summary in probe.report()] == ["1.weight", "1.bias"]
         model(torch.ones(2, 5)).sum().backward()
         optimizer.step()
     assert probe.report()["0.weight"].shape == (3, 5)
@@ -159,7 +159,7 @@ def look_once(dtype, shape):
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4096), (torch.bfloat16, 2048)], ids=str)
-def test_a_large_matrix_takes_memory_of_its_rows_and_columns(dtype, size):
+def test_a_large_matrix_needs_memory_for_its_rows_and_columns_only(dtype, size):
     whole, stated, kept, peak, left = look_once(dtype, (size, size))
     assert stated < whole / 50
     assert kept <= stated + 1000
@@ -187,7 +187,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("look", "share"), [(1e-5, 1e-3), (1e-2, 0.05), (10.0, 0.05)], ids=["cheap", "dear", "dearest"]
 )
-def test_a_probe_looks_as_often_as_a_twentieth_of_the_time_allows(monkeypatch, look, share, optimizers):
+def test_a_probe_observes_as_often_as_its_time_budget_allows(monkeypatch, look, share, optimizers):
     params = [Parameter(torch.ones(2, 2)) for _ in range(4)]
     several = [torch.optim.SGD(params[i::optimizers], lr=0.1, foreach=False) for i in range(optimizers)]
     for param in params:
@@ -199,7 +199,7 @@ def test_a_probe_looks_as_often_as_a_twentieth_of_the_time_allows(monkeypatch, l
             clock.now += 0.01
             for optimizer in several:
                 optimizer.step()
-    observed = {one.observed for one in probe.report()}
+    observed = {summary.observed for summary in probe.report()}
     assert max(observed) - min(observed) <= 1
     if look < 1e-4:
         assert observed == {steps}  # it costs nothing to look at every step
@@ -221,7 +221,7 @@ class Writer:
         self.written[tag] = (scalar_value, global_step)
 
 
-def test_a_report_is_read_as_a_table_as_json_and_as_scalars():
+def test_a_report_can_be_read_as_a_table_as_json_and_as_scalars():
     model = Network()
     report = probed(model, adagrad(model))
     names = [name for name, _ in model.named_parameters()]
@@ -230,13 +230,13 @@ def test_a_report_is_read_as_a_table_as_json_and_as_scalars():
     assert list(read) == names
     assert read["out.weight"]["bound"] == pytest.approx(report["out.weight"].bound)
     report.write(writer := Writer(), step=7)
-    one = report["table.weight"]
-    assert writer.written["participation/rows/table.weight"] == (one.rows.participation, 7)
-    assert writer.written["bound/column/table.weight"] == (one.bound["column"], 7)
-    assert len(writer.written) == len(names) * len(one.scalars())
+    summary = report["table.weight"]
+    assert writer.written["participation/rows/table.weight"] == (summary.rows.participation, 7)
+    assert writer.written["bound/column/table.weight"] == (summary.bound["column"], 7)
+    assert len(writer.written) == len(names) * len(summary.scalars())
 
 
-def test_a_run_that_diverged_still_makes_a_file_that_can_be_read():
+def test_a_diverged_run_still_writes_a_readable_file():
     model = Network()
     report = probed(model, torch.optim.SGD(model.parameters(), lr=math.inf))
     read = json.loads(report.to_json(), parse_constant=pytest.fail)  # NaN is no JSON

@@ -35,7 +35,7 @@ def scores(outcome):
     return [run.score for run in outcome.runs]
 
 
-def test_entry_with_momentum_is_adam_and_that_is_no_difference():
+def test_entry_with_momentum_is_adam_so_there_is_no_difference():
     result = Race(EVEN, steps=16, seeds=3).run([entry()], baseline=ADAM)
     ours_, theirs = result["entry momentum"], result["Adam"]
     assert ours_.outcome.lr == theirs.outcome.lr
@@ -46,18 +46,18 @@ def test_entry_with_momentum_is_adam_and_that_is_no_difference():
     assert result.chosen is ours_  # a plan can be made of it
 
 
-def test_energy_that_differs_by_column_makes_columns_win_over_rows():
-    one = Race(BY_COLUMN, steps=64, seeds=3)
-    result = one.run(one.uniform_candidates(["adagrad"]))
+def test_columns_beat_rows_if_gradients_differ_by_column():
+    contest = Race(BY_COLUMN, steps=64, seeds=3)
+    result = contest.run(contest.uniform_candidates(["adagrad"]))
     assert result["column adagrad"].is_level
     assert result["row adagrad"].verdict == "worse"
     assert result["whole adagrad"].verdict == "worse"
     assert result.chosen.name == "column adagrad"
 
 
-def test_a_run_depends_on_its_task_candidate_rate_and_seed_alone():
-    one = Race(EVEN, steps=16, seeds=2)
-    alone = one.train(entry())
+def test_a_run_depends_only_on_its_task_candidate_rate_and_seed():
+    contest = Race(EVEN, steps=16, seeds=2)
+    alone = contest.train(entry())
     Race(EVEN, steps=16, seeds=2).train(ADAM)
     torch.rand(3)
     again = Race(EVEN, steps=16, seeds=2).train(entry())
@@ -66,7 +66,7 @@ def test_a_run_depends_on_its_task_candidate_rate_and_seed_alone():
     assert alone.runs[0] != alone.runs[1]
 
 
-def test_all_candidates_have_the_same_starts_and_batches():
+def test_all_candidates_have_the_same_initial_weights_and_batches():
     def start_and_batches(candidate):
         starts, batches = [], []
 
@@ -88,7 +88,7 @@ def test_all_candidates_have_the_same_starts_and_batches():
     assert len(set(first_batches)) == len(first_batches) > 0
 
 
-def test_everybody_has_the_same_budget_and_progress_ends_at_the_end():
+def test_all_candidates_have_the_same_budget_and_progress_reaches_the_total():
     made, told = {}, []
 
     def counted(name):
@@ -98,15 +98,15 @@ def test_everybody_has_the_same_budget_and_progress_ends_at_the_end():
 
         return Candidate(name, make, lrs_around(0.01, 8))
 
-    one = Race(EVEN, steps=16, seeds=2, progress=lambda *what: told.append(what))
-    one.run([counted("a"), counted("b")])
+    contest = Race(EVEN, steps=16, seeds=2, progress=lambda *what: told.append(what))
+    contest.run([counted("a"), counted("b")])
     rates = 8 + 4 + 2 * (2 + 2)  # the last rung has two more rates, and two seeds
     assert [len(lrs) for lrs in made.values()] == [rates + 2 + 1] * 2  # two final runs, and one to measure its cost
-    assert all(total == one.total for _, total, _ in told)
-    assert one.done == one.total
+    assert all(total == contest.total for _, total, _ in told)
+    assert contest.done == contest.total
 
 
-def test_halving_keeps_the_better_half_and_looks_half_a_step_aside():
+def test_halving_keeps_the_better_half_and_tries_half_a_grid_step_to_either_side():
     outcome = Race(EVEN, steps=16, seeds=2).train(Candidate("SGD", ADAM.make, lrs_around(0.01, 8)))
     first, second, last = outcome.rungs
     assert len(outcome.rungs) == RUNGS
@@ -118,7 +118,7 @@ def test_halving_keeps_the_better_half_and_looks_half_a_step_aside():
     assert outcome.lr == min(last, key=last.get)
 
 
-def test_a_candidate_that_goes_astray_fails_and_does_not_win():
+def test_a_candidate_that_diverges_fails_and_does_not_win():
     wild = Candidate("wild", lambda model, lr: torch.optim.SGD(model.parameters(), 1e6 * lr), (1.0, 2.0))
     result = Race(EVEN, steps=16, seeds=2).run([entry(), wild])
     assert result["wild"].verdict == "failed"
@@ -129,7 +129,7 @@ def test_a_candidate_that_goes_astray_fails_and_does_not_win():
         Race(EVEN, steps=16, seeds=2).run([wild])
 
 
-def test_held_out_batches_judge_a_model_that_is_in_eval_mode():
+def test_held_out_batches_are_evaluated_in_eval_mode():
     modes = []
 
     def loss(model, batch):
@@ -150,12 +150,12 @@ def test_held_out_batches_judge_a_model_that_is_in_eval_mode():
         trained(Task(EVEN.make_model, loss, EVEN.batches, []), lambda m: ADAM.make(m, 0.01), 0, 8)
 
 
-def test_without_them_the_last_quarter_of_the_steps_does():
+def test_without_held_out_batches_the_last_quarter_of_the_steps_is_the_score():
     run = trained(EVEN, lambda m: ADAM.make(m, 0.01), 0, 8)
     assert run.score == pytest.approx(sum(run.losses[-2:]) / 2)
 
 
-def test_a_loader_shuffles_alike_for_every_candidate_and_starts_again_when_it_ends():
+def test_a_loader_shuffles_the_same_way_for_every_candidate_and_restarts_when_it_ends():
     data = torch.arange(12.0).reshape(6, 2)
     task = Task(
         lambda: nn.Linear(2, 1), lambda m, b: m(b).square().mean(), DataLoader(data, batch_size=4, shuffle=True)
@@ -169,12 +169,12 @@ def test_a_loader_shuffles_alike_for_every_candidate_and_starts_again_when_it_en
 @pytest.mark.parametrize(
     ("batches", "message"), [([], "batches is empty"), (lambda _: iter([1, 2]), "ended before the last step")]
 )
-def test_batches_that_do_not_last_are_an_error(batches, message):
+def test_running_out_of_batches_is_an_error(batches, message):
     with pytest.raises(ValueError, match=message):
         list(Task(nn.Identity, max, batches).stream(0, 5))
 
 
-def test_the_race_leaves_the_users_random_numbers_alone():
+def test_the_race_does_not_change_the_users_random_state():
     def drawn():
         return torch.rand(1).item(), numpy.random.rand(), random.random()  # noqa: NPY002
 
@@ -189,9 +189,9 @@ def test_the_race_leaves_the_users_random_numbers_alone():
     assert after == drawn()
 
 
-def test_state_is_what_the_geometry_says():
-    one = Race(EVEN, steps=16, seeds=2)
-    result = one.run(one.uniform_candidates())
+def test_the_state_has_the_size_that_the_geometry_gives():
+    contest = Race(EVEN, steps=16, seeds=2)
+    result = contest.run(contest.uniform_candidates())
     counter = 4  # the number of steps
     for standing in result.standings:
         name, family = standing.name.split()
@@ -200,11 +200,11 @@ def test_state_is_what_the_geometry_says():
         assert standing.step_seconds > 0
 
 
-def test_what_does_the_same_takes_part_once():
+def test_equivalent_candidates_take_part_once():
     model = nn.ParameterDict({"a": nn.Parameter(torch.zeros(3))})
     names = [
-        one.name
-        for one in distinct(
+        candidate.name
+        for candidate in distinct(
             make_candidate(name, "adagrad", uniform_geometries(model, name)) for name in ("entry", "row", "whole")
         )
     ]
@@ -220,12 +220,12 @@ def test_wrong_numbers_are_refused(arguments, message):
         Race(EVEN, **arguments)
 
 
-def test_who_takes_part_must_be_a_candidate():
+def test_participants_must_be_candidates():
     with pytest.raises(TypeError, match="must be advisor.Candidate, got type"):
         Race(EVEN, steps=16).run([entry()], baseline=torch.optim.Adam)
 
 
-def test_two_candidates_of_one_name_are_refused():
+def test_candidates_with_the_same_name_are_refused():
     with pytest.raises(ValueError, match="these are repeated: Adam"):
         Race(EVEN, steps=16).run([ADAM, ADAM])
 
@@ -236,12 +236,12 @@ def test_learning_rates_must_ascend(lrs):
         Candidate("x", ADAM.make, lrs)
 
 
-def test_a_family_that_does_not_exist_is_named():
+def test_an_unknown_family_is_named():
     with pytest.raises(ValueError, match="family must be one of 'adagrad', 'momentum', got 'adam'"):
         make_candidate("row", "adam", {})
 
 
-def test_make_model_must_make_a_model():
+def test_make_model_must_return_a_model():
     with pytest.raises(TypeError, match="make_model must return an nn.Module, got int"):
         Task(lambda: 3, max, []).start(0)
 
@@ -251,7 +251,7 @@ def first_losses(batches, **changes):
     return [trained(task, lambda model: ADAM.make(model, 0.01), 0, 3).losses for _ in range(2)]
 
 
-def test_whatever_shuffles_the_batches_they_are_the_same_in_every_run_of_a_seed():
+def test_batches_are_the_same_in_every_run_of_a_seed_whatever_shuffles_them():
     data = list(itertools.islice(EVEN.batches(0), 8))
     own = DataLoader(data, batch_size=None, shuffle=True, generator=torch.Generator().manual_seed(1))
     by_numpy = lambda _: (data[i] for i in itertools.cycle(numpy.random.permutation(8)))  # noqa: E731, NPY002
@@ -267,7 +267,7 @@ def test_batches_that_can_be_read_only_once_are_refused(once):
         Task(nn.Identity, max, once)
 
 
-def test_runs_that_do_not_start_alike_are_not_compared():
+def test_runs_that_start_differently_are_not_compared():
     hidden = itertools.count()
     task = Task(EVEN.make_model, lambda model, batch: EVEN.loss(model, batch) + next(hidden), EVEN.batches)
     with pytest.raises(ValueError, match="two runs with seed 0 start with the losses"):
@@ -279,7 +279,7 @@ def test_held_out_batches_may_come_from_an_iterator():
     assert Race(task, steps=16, seeds=2).train(entry()).score < math.inf
 
 
-def test_a_model_that_comes_in_eval_mode_is_trained_in_training_mode():
+def test_a_model_returned_in_eval_mode_is_trained_in_training_mode():
     assert Task(lambda: nn.Linear(2, 2).eval(), max, []).start(0).training
 
 
@@ -310,7 +310,7 @@ def flat_entry():
     return make_candidate("entry", "momentum", uniform_geometries(Flat(), "entry"))
 
 
-def test_states_in_lists_count():
+def test_states_in_lists_are_counted():
     class Listed(torch.optim.SGD):
         def step(self, closure=None):
             super().step(closure)
@@ -326,12 +326,12 @@ def test_states_in_lists_count():
 
 def test_large_states_are_measured_one_after_the_other(monkeypatch):
     monkeypatch.setattr(sys.modules[Race.__module__], "STATE_LIMIT", 0)
-    one = Race(EVEN, steps=16, seeds=2)
-    result = one.run([entry(), entry("adagrad")])
+    contest = Race(EVEN, steps=16, seeds=2)
+    result = contest.run([entry(), entry("adagrad")])
     assert result["entry momentum"].state_bytes == 2 * 120 + 4
 
 
-def test_rates_beside_one_lie_half_way_to_its_neighbours():
+def test_refined_rates_lie_halfway_to_the_neighbours():
     uneven = Candidate("x", ADAM.make, (0.01, 0.1, 0.4))
     assert uneven.halfway_to_neighbours(0.1) == pytest.approx((0.1 / 10**0.5, 0.2))
     assert uneven.halfway_to_neighbours(0.4) == pytest.approx((0.2, 0.8))
@@ -363,12 +363,12 @@ def test_frozen_parameters_have_no_geometry():
         (lambda model, batch: EVEN.loss(model, batch).detach(), "got one without a graph"),
     ],
 )
-def test_a_loss_that_cannot_be_trained_on_is_named(loss, message):
+def test_an_unusable_loss_is_named(loss, message):
     with pytest.raises(TypeError, match=message):
         Race(Task(EVEN.make_model, loss, EVEN.batches), steps=16, seeds=2).train(entry())
 
 
-def test_a_model_in_the_place_of_what_makes_it_is_refused():
+def test_a_model_instead_of_a_function_is_refused():
     with pytest.raises(TypeError, match="make_model must be a function that returns the model, got a model"):
         Task(nn.Linear(2, 2), EVEN.loss, EVEN.batches)
     with pytest.raises(TypeError, match=r"lrs must be several learning rates, got 0.1: write lrs_around\(0.1\)"):

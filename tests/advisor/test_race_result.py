@@ -20,77 +20,77 @@ def result(*outcomes, states=None):
     return RaceResult.of(outcomes, [(1e-3, 1e-4, state) for state in states], 10, None)
 
 
-def test_an_interval_with_0_in_it_is_no_difference():
-    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.03, 1.08, 1.21]))
-    assert one["a"].verdict == "best"
-    assert one["b"].verdict == "no difference"
-    assert one["b"].difference.low < 0 < one["b"].difference.high
+def test_an_interval_that_contains_0_is_no_difference():
+    race = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.03, 1.08, 1.21]))
+    assert race["a"].verdict == "best"
+    assert race["b"].verdict == "no difference"
+    assert race["b"].difference.low < 0 < race["b"].difference.high
 
 
-def test_a_difference_that_is_seen_and_small_is_within_one_percent():
-    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.005, 1.105, 1.2051]))
-    assert one["b"].verdict == "within 1 %"
-    assert one["b"].is_level
+def test_a_small_significant_difference_is_within_one_percent():
+    race = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.005, 1.105, 1.2051]))
+    assert race["b"].verdict == "within 1 %"
+    assert race["b"].is_level
 
 
-def test_a_difference_that_is_seen_and_large_is_worse():
-    one = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.1, 1.2, 1.31]))
-    assert one["b"].verdict == "worse"
-    assert not one["b"].is_level
+def test_a_large_significant_difference_is_worse():
+    race = result(outcome("a", [1.0, 1.1, 1.2]), outcome("b", [1.1, 1.2, 1.31]))
+    assert race["b"].verdict == "worse"
+    assert not race["b"].is_level
 
 
-def test_the_least_state_among_those_that_are_level_is_chosen():
+def test_the_level_candidate_with_the_least_state_is_chosen():
     scores = {"best": [1.0, 1.1, 1.2], "level": [1.005, 1.105, 1.2051], "small but worse": [1.5, 1.6, 1.7]}
-    one = result(*(outcome(name, values) for name, values in scores.items()), states=[1000, 10, 1])
-    assert one.best.name == "best"
-    assert one.chosen.name == "level"
+    race = result(*(outcome(name, values) for name, values in scores.items()), states=[1000, 10, 1])
+    assert race.best.name == "best"
+    assert race.chosen.name == "level"
 
 
-def test_what_noise_alone_makes_level_is_not_chosen_if_it_is_far_behind():
-    one = result(outcome("best", [0.01, 1.0, 0.5]), outcome("noisy", [1.0, 0.1, 1.4]), states=[1000, 10])
-    assert one["noisy"].verdict == "undecided"
-    assert one.chosen.name == "best"
+def test_a_candidate_that_is_far_behind_is_not_chosen_even_if_noise_makes_it_level():
+    race = result(outcome("best", [0.01, 1.0, 0.5]), outcome("noisy", [1.0, 0.1, 1.4]), states=[1000, 10])
+    assert race["noisy"].verdict == "undecided"
+    assert race.chosen.name == "best"
 
 
-def test_outside_optimizers_can_be_best_and_are_not_chosen():
-    one = result(outcome("Muon", [1.0, 1.1, 1.2], geometries=False), outcome("row", [2.0, 2.1, 2.2]))
-    assert one.best.name == "Muon"
-    assert one.chosen.name == "row"
+def test_outside_optimizers_can_be_best_but_are_not_chosen():
+    race = result(outcome("Muon", [1.0, 1.1, 1.2], geometries=False), outcome("row", [2.0, 2.1, 2.2]))
+    assert race.best.name == "Muon"
+    assert race.chosen.name == "row"
 
 
-def test_without_an_optimizer_of_ours_that_trains_there_is_nothing_to_plan_with():
+def test_if_none_of_our_optimizers_trains_there_is_no_plan():
     outside = outcome("Muon", [1.0, 1.1], geometries=False)
-    for one in (result(outside), result(outside, outcome("row", [math.inf, math.inf]))):
+    for race in (result(outside), result(outside, outcome("row", [math.inf, math.inf]))):
         with pytest.raises(NothingTrainedError, match="so there is no plan"):
-            _ = one.chosen
-        assert "→" not in one.table()
-        assert one.to_dict()["chosen"] is None
+            _ = race.chosen
+        assert "→" not in race.table()
+        assert race.to_dict()["chosen"] is None
 
 
-def test_the_choice_is_among_ours_also_if_another_is_best():
+def test_the_choice_is_one_of_ours_even_if_another_is_best():
     ours = {"entry": [1.5, 1.6, 1.7], "row": [1.501, 1.599, 1.7]}
-    one = result(
+    race = result(
         outcome("Muon", [1.0, 1.1, 1.2], geometries=False),
         *(outcome(name, scores) for name, scores in ours.items()),
         states=[1, 1000, 10],
     )
-    assert one.chosen.name == "row"
+    assert race.chosen.name == "row"
 
 
-def test_seeds_that_change_nothing_are_noticed():
+def test_seeds_without_effect_are_noticed():
     assert not result(outcome("a", [1.0, 1.0])).seeds_differ
     assert result(outcome("a", [1.0, 1.1])).seeds_differ
 
 
-def test_a_candidate_that_failed_at_every_rate_has_no_good_ones():
-    one = outcome("a", [math.inf, math.inf], rungs=({0.01: math.inf, 0.1: math.inf},))
-    assert one.good_lrs is None
+def test_a_candidate_that_failed_at_every_rate_has_no_good_rates():
+    failed = outcome("a", [math.inf, math.inf], rungs=({0.01: math.inf, 0.1: math.inf},))
+    assert failed.good_lrs is None
 
 
-def test_good_rates_are_neighbours_of_the_best_that_lose_a_quarter_of_its_way_at_most():
+def test_good_rates_are_neighbours_that_miss_at_most_a_quarter_of_the_best_gain():
     rung = {0.001: 1.99, 0.01: 1.24, 0.1: 1.0, 1.0: 1.2, 10.0: 1.5, 100.0: 1.01}
-    one = outcome("a", [1.0, 1.0], rungs=(rung,), lrs=tuple(rung))
-    assert one.good_lrs == (0.01, 1.0)
+    tuned = outcome("a", [1.0, 1.0], rungs=(rung,), lrs=tuple(rung))
+    assert tuned.good_lrs == (0.01, 1.0)
 
 
 @pytest.mark.parametrize(("lr", "good"), [(0.002, (0.002, 1.0)), (0.2, (0.01, 1.0)), (5.0, (0.01, 5.0))])
@@ -101,19 +101,19 @@ def test_the_chosen_rate_is_among_the_good_ones(lr, good):
 
 @pytest.mark.parametrize(("lr", "edge"), [(0.01, True), (0.1, False), (1.0, True), (2.0, True)])
 def test_a_rate_at_the_edge_is_marked(lr, edge):
-    one = outcome("a", [1.0, 1.0], lr=lr)
-    assert one.is_at_edge is edge
-    assert ("(edge)" in result(one).table()) is edge
+    tuned = outcome("a", [1.0, 1.0], lr=lr)
+    assert tuned.is_at_edge is edge
+    assert ("(edge)" in result(tuned).table()) is edge
 
 
-def test_the_table_has_a_line_for_each_and_an_arrow_at_the_choice():
-    one = result(outcome("row", [1.0, 1.1]), outcome("astray", [math.inf, math.inf]))
-    head, first, last = one.table().splitlines()
+def test_the_table_has_one_line_per_candidate_and_an_arrow_at_the_choice():
+    race = result(outcome("row", [1.0, 1.1]), outcome("astray", [math.inf, math.inf]))
+    head, first, last = race.table().splitlines()
     assert first.startswith("→ row")
     assert "failed" in last
     assert "loss" in head
     with pytest.raises(KeyError, match="no candidate 'column': there are row, astray"):
-        _ = one["column"]
+        _ = race["column"]
 
 
 def test_sizes_are_readable():

@@ -101,14 +101,14 @@ def reference(grads, values):
     }
 
 
-def told(one):
+def told(summary):
     """The same numbers of a summary."""
     return {
-        "participation": (one.rows.participation, one.columns.participation, one.entry_participation),
-        "inactive": (one.rows.inactive, one.columns.inactive),
-        "drift": (one.rows.drift, one.columns.drift),
+        "participation": (summary.rows.participation, summary.columns.participation, summary.entry_participation),
+        "inactive": (summary.rows.inactive, summary.columns.inactive),
+        "drift": (summary.rows.drift, summary.columns.drift),
         **{
-            key: getattr(one, key)
+            key: getattr(summary, key)
             for key in ("agreement", "gradient_norm", "weight_norm", "update_ratio", "dead", "exploding")
         },
     }
@@ -121,86 +121,88 @@ def assert_equal(mine, theirs, **tolerance):
 
 @pytest.mark.parametrize("shape", [(12, 5), (5, 8), (3, 40), (9, 2, 2, 2), (7,), (), (1, 6), (6, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex128], ids=str)
-def test_every_number_is_that_of_all_entries_where_the_sample_is_all_of_them(shape, dtype):
+def test_every_number_is_exact_if_the_sample_covers_all_entries(shape, dtype):
     grads = gradients(shape, dtype)
-    one, values = observe(Parameter(random(shape, 100, dtype)), grads)
-    assert (one.shape, one.steps, one.observed, one.nonfinite) == (shape, STEPS, STEPS, 0)
-    assert_equal(told(one), reference(grads, values), **EXACT)
-    assert one.bound == pytest.approx({key: one.gradient_norm[key] * one.weight_norm[key] for key in one.weight_norm})
+    summary, values = observe(Parameter(random(shape, 100, dtype)), grads)
+    assert (summary.shape, summary.steps, summary.observed, summary.nonfinite) == (shape, STEPS, STEPS, 0)
+    assert_equal(told(summary), reference(grads, values), **EXACT)
+    assert summary.bound == pytest.approx(
+        {key: summary.gradient_norm[key] * summary.weight_norm[key] for key in summary.weight_norm}
+    )
     if len(shape) and shape[0] > 3:
-        assert one.dead == one.exploding == 1
-        assert one.rows.inactive >= 1.5 / shape[0]
-        assert one.rows.drift > 0.05
+        assert summary.dead == summary.exploding == 1
+        assert summary.rows.inactive >= 1.5 / shape[0]
+        assert summary.rows.drift > 0.05
 
 
-def test_sums_of_rows_and_columns_are_exact_where_entries_are_sampled():
+def test_sums_of_rows_and_columns_are_exact_even_if_entries_are_sampled():
     grads = gradients((60, 90), steps=STEPS)
-    one, values = observe(Parameter(random((60, 90), 100)), grads)
+    summary, values = observe(Parameter(random((60, 90), 100)), grads)
     expected = reference(grads, values)
     for name in ("row", "column", "whole"):
-        assert one.gradient_norm[name] == pytest.approx(expected["gradient_norm"][name], **EXACT)
-    assert one.weight_norm == pytest.approx(expected["weight_norm"], **EXACT)
-    mine = told(one)
+        assert summary.gradient_norm[name] == pytest.approx(expected["gradient_norm"][name], **EXACT)
+    assert summary.weight_norm == pytest.approx(expected["weight_norm"], **EXACT)
+    mine = told(summary)
     assert mine["participation"][:2] == pytest.approx(expected["participation"][:2], **EXACT)
     for key in ("inactive", "drift", "dead", "exploding"):
         assert mine[key] == pytest.approx(expected[key], **EXACT), key
 
 
 @pytest.mark.parametrize("along", ["rows", "columns", "both", "neither"])
-def test_a_sample_says_what_structure_a_large_matrix_has(along):
+def test_a_sample_reveals_the_structure_of_a_large_matrix(along):
     m, n = 300, 200
     a, b = 10 ** (2 * torch.rand(m, 1)), 10 ** (2 * torch.rand(1, n))
     planted = {"rows": a, "columns": b, "both": a * b, "neither": torch.ones(1, 1)}
     grads = [(torch.randn(m, n) * planted[along]).double() for _ in range(10)]
-    one, values = observe(Parameter(random((m, n), 100)), grads)
+    summary, values = observe(Parameter(random((m, n), 100)), grads)
     expected = reference(grads, values)
     # m·8 entries stand for all: their mean is off by 1/√(8m) of an entry's spread, here 2 % of about its mean, for S;
     # fourth powers of gradients spread more.
-    assert one.agreement == pytest.approx(expected["agreement"], rel=0.1)
-    assert one.update_ratio == pytest.approx(expected["update_ratio"], rel=0.1)
-    assert one.entry_participation == pytest.approx(expected["participation"][2], rel=0.3)
-    assert (one.agreement["row"] > 0.95) == (along in ("rows", "neither"))
-    assert (one.agreement["column"] > 0.95) == (along in ("columns", "neither"))
+    assert summary.agreement == pytest.approx(expected["agreement"], rel=0.1)
+    assert summary.update_ratio == pytest.approx(expected["update_ratio"], rel=0.1)
+    assert summary.entry_participation == pytest.approx(expected["participation"][2], rel=0.3)
+    assert (summary.agreement["row"] > 0.95) == (along in ("rows", "neither"))
+    assert (summary.agreement["column"] > 0.95) == (along in ("columns", "neither"))
 
 
 def test_rows_are_the_columns_of_the_transpose():
     grads = gradients((30, 20))
     start = random((30, 20), 100)
-    one, _ = observe(Parameter(start.clone()), grads)
+    summary, _ = observe(Parameter(start.clone()), grads)
     other, _ = observe(Parameter(start.T.contiguous()), [grad.T.contiguous() for grad in grads])
     lying, _ = observe(Parameter(start.T), [grad.T for grad in grads])
     for key in ("participation", "inactive", "drift"):
-        assert getattr(one.rows, key) == pytest.approx(getattr(other.columns, key))
-        assert getattr(one.columns, key) == pytest.approx(getattr(other.rows, key))
+        assert getattr(summary.rows, key) == pytest.approx(getattr(other.columns, key))
+        assert getattr(summary.columns, key) == pytest.approx(getattr(other.rows, key))
     for ours, theirs in (("row", "column"), ("column", "row"), ("whole", "whole")):
-        assert one.gradient_norm[ours] == pytest.approx(other.gradient_norm[theirs])
-        assert one.weight_norm[ours] == pytest.approx(other.weight_norm[theirs])
+        assert summary.gradient_norm[ours] == pytest.approx(other.gradient_norm[theirs])
+        assert summary.weight_norm[ours] == pytest.approx(other.weight_norm[theirs])
     assert_equal(told(lying), told(other), **EXACT)
 
 
-def test_the_order_in_which_dimensions_lie_in_memory_does_not_matter():
+def test_the_memory_order_of_dimensions_does_not_matter():
     start, grads = random((8, 6, 5, 5), 100), gradients((8, 6, 5, 5))
-    one, _ = observe(Parameter(start.clone()), grads)
+    summary, _ = observe(Parameter(start.clone()), grads)
     last = {"memory_format": torch.channels_last}
     other, _ = observe(Parameter(start.contiguous(**last)), [grad.contiguous(**last) for grad in grads])
-    assert_equal(told(other), told(one), **EXACT)
+    assert_equal(told(other), told(summary), **EXACT)
 
 
 @pytest.mark.parametrize("width", [6, 40], ids=["all entries", "a sample"])
-def test_sparse_gradients_are_seen_as_their_dense_ones(width):
+def test_sparse_gradients_are_observed_like_dense_ones(width):
     start, dense, sparse = random((9, width), 100), [], []
     for t in range(STEPS):
         rows = torch.randint(9, (5 * (t != 3),), generator=torch.Generator().manual_seed(t))  # repeated; once none
         values = random((len(rows), width), t)
         sparse.append(torch.sparse_coo_tensor(rows[None], values, (9, width), check_invariants=True))
         dense.append(sparse[-1].to_dense())
-    one, _ = observe(Parameter(start.clone()), dense)
+    summary, _ = observe(Parameter(start.clone()), dense)
     other, _ = observe(Parameter(start.clone()), sparse)
     everything, _ = observe(Parameter(start.clone()), [grad.to_sparse() for grad in dense])  # sparse in both dimensions
-    assert_equal(told(other), told(one), **EXACT)
-    assert_equal(told(everything), told(one), **EXACT)
+    assert_equal(told(other), told(summary), **EXACT)
+    assert_equal(told(everything), told(summary), **EXACT)
     for mine, theirs in zip(
-        one.rows.history + one.columns.history, other.rows.history + other.columns.history, strict=True
+        summary.rows.history + summary.columns.history, other.rows.history + other.columns.history, strict=True
     ):
         assert mine == pytest.approx(theirs)
     assert not sparse[0].is_coalesced()  # as it was
@@ -208,12 +210,17 @@ def test_sparse_gradients_are_seen_as_their_dense_ones(width):
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0,)], ids=str)
 def test_parameters_without_entries_have_a_summary(shape):
-    one, _ = observe(Parameter(torch.zeros(shape)), [torch.zeros(shape)] * 3)
-    assert (one.observed, one.nonfinite, one.update_ratio, one.gradient_norm["entry"]) == (3, 0, 0.0, 0.0)
+    summary, _ = observe(Parameter(torch.zeros(shape)), [torch.zeros(shape)] * 3)
+    assert (summary.observed, summary.nonfinite, summary.update_ratio, summary.gradient_norm["entry"]) == (
+        3,
+        0,
+        0.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_gradients_that_are_not_finite_are_counted_and_change_nothing_else(bad):
+def test_non_finite_gradients_are_counted_and_change_nothing_else(bad):
     grads, start = gradients((6, 4)), random((6, 4), 100)
     clean, _ = observe(Parameter(start.clone()), grads, lr=0.0)
     broken = grads[0].clone()
@@ -225,26 +232,26 @@ def test_gradients_that_are_not_finite_are_counted_and_change_nothing_else(bad):
             param.grad = grad
             optimizer.step()
             param.data.copy_(start)  # lr 0 times infinity is not a number
-    one = probe.report()["p0"]
-    assert (one.steps, one.observed, one.nonfinite) == (STEPS + 2, STEPS + 2, 2)
-    assert one.rows.participation == clean.rows.participation
-    assert (one.rows.inactive, one.columns.inactive) == (clean.rows.inactive, clean.columns.inactive)
-    assert (one.rows.drift, one.dead, one.exploding) == (clean.rows.drift, clean.dead, clean.exploding)
-    assert one.agreement == pytest.approx(clean.agreement)
+    summary = probe.report()["p0"]
+    assert (summary.steps, summary.observed, summary.nonfinite) == (STEPS + 2, STEPS + 2, 2)
+    assert summary.rows.participation == clean.rows.participation
+    assert (summary.rows.inactive, summary.columns.inactive) == (clean.rows.inactive, clean.columns.inactive)
+    assert (summary.rows.drift, summary.dead, summary.exploding) == (clean.rows.drift, clean.dead, clean.exploding)
+    assert summary.agreement == pytest.approx(clean.agreement)
     # As ever, what was seen stands for what was not.
     more = math.sqrt((STEPS + 2) / STEPS)
-    assert one.gradient_norm == pytest.approx({key: value * more for key, value in clean.gradient_norm.items()})
+    assert summary.gradient_norm == pytest.approx({key: value * more for key, value in clean.gradient_norm.items()})
 
 
-def test_tiny_gradients_are_spread_as_large_ones():
+def test_tiny_gradients_have_the_same_spread_as_large_ones():
     grads = gradients((6, 4), torch.float32)
-    one, _ = observe(Parameter(random((6, 4), 100, torch.float32)), grads)
+    summary, _ = observe(Parameter(random((6, 4), 100, torch.float32)), grads)
     tiny, _ = observe(Parameter(random((6, 4), 100, torch.float32)), [grad * 1e-13 for grad in grads])
-    assert tiny.entry_participation == pytest.approx(one.entry_participation, rel=1e-4)
-    assert tiny.agreement == pytest.approx(one.agreement, rel=1e-4)
+    assert tiny.entry_participation == pytest.approx(summary.entry_participation, rel=1e-4)
+    assert tiny.agreement == pytest.approx(summary.agreement, rel=1e-4)
 
 
-def test_the_history_stays_bounded_and_has_all_energy():
+def test_the_history_stays_bounded_and_contains_all_squared_gradients():
     squared = SquaredGradients(torch.zeros(100, 3))
     for t in range(10_000):
         squared.add(squared.observe(torch.full((100, 3), 1.0 + (t >= 5000))))

@@ -58,23 +58,28 @@ def test_it_stands_for_a_sparse_tensor():
 
 
 def test_sums_and_multiples_stay_small():
-    one, other = a_gradient(0), a_gradient(1)
-    dense, more = one.to_dense(), other.to_dense()
+    gradient, other = a_gradient(0), a_gradient(1)
+    dense, more = gradient.to_dense(), other.to_dense()
     for result, expected in (
-        (one + other, dense + more),
-        (one * 2, 2 * dense),
-        (one / torch.tensor(4.0), dense / 4),
-        (one.detach(), dense),
-        (one.clone(), dense),
+        (gradient + other, dense + more),
+        (gradient * 2, 2 * dense),
+        (gradient / torch.tensor(4.0), dense / 4),
+        (gradient.detach(), dense),
+        (gradient.clone(), dense),
     ):
         assert isinstance(result, BagGradient)
         assert result.entries()[1] is not None
         equal(result, expected)
-    kept = one.clone()
-    for change in (lambda: one.mul_(3), lambda: one.div_(2), lambda: one.add_(other), lambda: one.__iadd__(other)):
-        assert change() is one
-        assert one.entries()[1] is not None
-    equal(one, 1.5 * dense + 2 * more)
+    kept = gradient.clone()
+    for change in (
+        lambda: gradient.mul_(3),
+        lambda: gradient.div_(2),
+        lambda: gradient.add_(other),
+        lambda: gradient.__iadd__(other),
+    ):
+        assert change() is gradient
+        assert gradient.entries()[1] is not None
+    equal(gradient, 1.5 * dense + 2 * more)
     equal(kept, dense)
 
 

@@ -222,7 +222,7 @@ def test_transforms_of_functions_are_torchs():
     index = torch.randint(ROWS, (6, 5))
     sums = (lambda w, bag=bag: torch.func.functional_call(bag, {"weight": w}, (index,)) for bag in (ours, theirs))
     tangent = torch.randn(ROWS, 8)
-    values = [torch.func.vmap(one)(torch.stack([tangent, tangent])) for one in sums]
+    values = [torch.func.vmap(function)(torch.stack([tangent, tangent])) for function in sums]
     assert_bitwise(*[[value] for value in values])
 
 

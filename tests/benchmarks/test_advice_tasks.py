@@ -38,12 +38,12 @@ def test_the_loss_falls(task):
     assert judged() < 0.98 * before
 
 
-def test_a_seed_says_what_is_trained_on(task):
-    one, same, other = (list(task.stream(seed, steps=2)) for seed in (0, 0, 1))
-    for mine, again, different in zip(one, same, other, strict=True):
+def test_the_seed_determines_the_training_data(task):
+    first, same, other = (list(task.stream(seed, steps=2)) for seed in (0, 0, 1))
+    for mine, again, different in zip(first, same, other, strict=True):
         assert all(a.equal(b) for a, b in zip(mine, again, strict=True))
         assert not any(a.equal(b) for a, b in zip(mine, different, strict=True))
-    assert not one[0][0].equal(one[1][0])
+    assert not first[0][0].equal(first[1][0])
 
 
 @pytest.mark.parametrize(

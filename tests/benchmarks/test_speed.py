@@ -31,7 +31,7 @@ def _missing(_):
     raise Gap("some-package: it is not installed")
 
 
-def test_a_ratio_is_of_medians_between_the_quartiles_of_single_rounds():
+def test_a_ratio_is_of_medians_with_the_quartiles_of_single_rounds():
     mine, theirs = Times((1.0, 2.0, 9.0)), Times((1.0, 1.0, 1.0))
     ratio, low, high = mine.ratio_to(theirs)
     assert ratio == 2.0
@@ -58,7 +58,7 @@ def test_zipf_draws_rows_of_the_table_with_its_frequencies():
     assert ((counts[:5] - expected).abs() < 5 * expected.sqrt()).all()
 
 
-def test_memory_outside_of_torch_is_seen_too():
+def test_memory_outside_torch_is_measured_too():
     held = []
     extra = peak_extra_resident_bytes(lambda: held.append(b"x" * (8 << 20)))
     assert extra is None or 7 << 20 < extra < 32 << 20

@@ -56,12 +56,12 @@ def extras(name):
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
-def test_the_extra_that_an_output_names_brings_what_it_needs(output):
+def test_the_extra_that_an_output_names_installs_what_it_needs(output):
     assert set(output.modules) <= set(extras(output.extra))
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "plotly"])
-def test_advice_without_what_its_page_needs_is_shown_and_kept_and_the_page_is_named_at_once(
+def test_without_the_packages_for_its_page_advice_is_shown_and_saved_and_the_page_is_named_at_once(
     here, capsys, monkeypatch, missing
 ):
     monkeypatch.setitem(sys.modules, missing, None)
@@ -77,7 +77,7 @@ def test_advice_without_what_its_page_needs_is_shown_and_kept_and_the_page_is_na
     assert sorted(file.name for file in (here / "advice").iterdir()) == ["advice.json", "plan.json"]
 
 
-def test_what_an_option_asks_for_is_refused_before_anything_runs(here, capsys, monkeypatch):
+def test_an_option_whose_packages_are_missing_is_refused_before_anything_runs(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main([*ARGUMENTS["regret"], "--picture", "picture.png"]) == 1
     shown, said = capsys.readouterr()
@@ -88,7 +88,7 @@ def test_what_an_option_asks_for_is_refused_before_anything_runs(here, capsys, m
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_json_is_a_flag_and_then_json_is_all_that_is_printed(command, capsys, monkeypatch):
+def test_with_the_json_flag_only_json_is_printed(command, capsys, monkeypatch):
     monkeypatch.setattr(cases, "run", lambda *_, **__: cases.Measurements({}, 1.0))
     monkeypatch.setattr(output, "_draw", lambda *_: None)
     monkeypatch.setattr(sweep, "QUICK", TINY)
@@ -105,14 +105,14 @@ def test_json_means_the_same_in_every_command(command, capsys):
     assert " ".join(capsys.readouterr().out.split()).count("--json print JSON on stdout and nothing else") == 1
 
 
-def test_the_command_has_what_users_of_the_package_need_and_no_more(capsys):
+def test_the_command_has_the_subcommands_that_users_need_and_no_others(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert re.findall(r"^    (\w+)  ", capsys.readouterr().out, re.MULTILINE) == ["advise", "regret", "data"]
 
 
 @pytest.mark.separate_process
-def test_a_reader_who_has_read_enough_is_not_an_error():
+def test_a_closed_pipe_is_not_an_error():
     command = [sys.executable, "-m", "matrix_adagrad", "regret", "--m", "2", "--n", "2", "--rounds", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

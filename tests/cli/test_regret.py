@@ -29,7 +29,7 @@ def test_a_regret_run_from_the_command_line(game, learner, capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_picture_has_the_curve_of_the_regret_and_of_its_bounds(tmp_path):
+def test_the_picture_has_curves_of_the_regret_and_its_bounds(tmp_path):
     assert main(["regret", "--m", "5", "--n", "4", "--rounds", "30", "--picture", str(tmp_path / "regret.svg")]) == 0
     drawn = (tmp_path / "regret.svg").read_text(encoding="utf-8")
     labels = re.findall(r"<!-- (.*?) -->", drawn)
@@ -40,7 +40,7 @@ def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp
     file = str(tmp_path / "run.pt")
     assert main(["regret", "--m", "3", "--n", "2", "--rounds", "5", "--checkpoint", file]) == 0
     assert main(["regret", "--m", "4", "--n", "2", "--rounds", "5", "--checkpoint", file]) == 1
-    assert "is of another run" in capsys.readouterr().err
+    assert "belongs to another run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_checkpoint_of_another_game_is_refused_on_the_command_line(capsys, tmp
         (["--game", "motivating-row", "--radius", "5"], "radius must be positive and less than"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_the_run(arguments, words, capsys, tmp_path, monkeypatch):
+def test_impossible_requests_are_refused_before_the_run(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["regret", "--m", "3", "--n", "2", "--rounds", "5", *arguments]) == 1
     printed = capsys.readouterr()
@@ -72,7 +72,7 @@ def test_what_cannot_be_done_is_said_before_the_run(arguments, words, capsys, tm
         (["--rounds", "-1"], "argument --rounds: must be a whole number and must be at least 1, got -1"),
     ],
 )
-def test_wrong_arguments_are_a_wrong_command_line(option, words, capsys):
+def test_wrong_arguments_are_command_line_errors(option, words, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["regret", *option])
     assert words in capsys.readouterr().err

@@ -114,7 +114,7 @@ REFUSED = {
     "a user too many": (text([(99, *ROWS[0][1:]), *ROWS[1:]]), "it has 9 users instead of 8"),
     "an item too many": (text([(ROWS[0][0], 99, *ROWS[0][2:]), *ROWS[1:]]), "it has 13 items instead of 12"),
     "an altered rating": (text(ALTERED), "its counts are right, but not its values: sha256"),
-    "a number of 80 bits": (text([(*ROWS[0][:3], 1 << 80), *ROWS[1:]]), "a number of more than 64 bits"),
+    "a number of 80 bits": (text([(*ROWS[0][:3], 1 << 80), *ROWS[1:]]), "a number that needs more than 64 bits"),
     "another format": (b"userId,movieId,rating,timestamp\n1,1,4.0,964982703\n", "line 1 is not .*b'userId,movieId"),
     "a web page": (b"<html>please log in</html>", "line 1 is not .*please log in"),
     "a zip without the table": (zipped("ml-1m/ratings.dat"), "the zip holds neither u.data nor ml-100k.inter"),
@@ -161,7 +161,7 @@ def bomb(declared=None):
     ],
     ids=["a bomb", "a bomb that lies", "a file"],
 )
-def test_more_than_the_table_can_have_is_never_in_memory(raw, message, tmp_path):
+def test_oversized_data_is_never_read_into_memory(raw, message, tmp_path):
     (tmp_path / "ml-100k.zip").write_bytes(raw)
     tracemalloc.start()
     with pytest.raises(ValueError, match=rf"is not MovieLens 100K: {message}"):
@@ -170,7 +170,7 @@ def test_more_than_the_table_can_have_is_never_in_memory(raw, message, tmp_path)
     tracemalloc.stop()
 
 
-def test_a_download_without_an_end_is_broken_off(server, monkeypatch):
+def test_an_endless_download_is_aborted(server, monkeypatch):
     monkeypatch.setattr(data, "ARCHIVE_BYTES", 1000)
     for endless in (response(bytes(1001)), b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001)):  # with and without a length
         answer(server, [endless])
@@ -178,7 +178,7 @@ def test_a_download_without_an_end_is_broken_off(server, monkeypatch):
             GROUPLENS()
 
 
-def test_a_wrong_path_is_an_error_though_other_sources_would_work(tmp_path, monkeypatch):
+def test_a_wrong_path_is_an_error_even_if_other_sources_would_work(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_grouplens", zipped)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         data.movielens(tmp_path / "nowhere")
@@ -207,7 +207,7 @@ def test_a_damaged_cached_file_is_fetched_again(damage, cached, monkeypatch):
     assert files_under(cached.parent) == [cached]
 
 
-def test_if_every_source_fails_one_error_says_what_each_one_said(cached):
+def test_if_every_source_fails_one_error_lists_all_reasons(cached):
     with pytest.raises(OSError, match="no source has MovieLens 100K. Get https://.* and give its path.") as failed:
         data.movielens()
     lines = str(failed.value).splitlines()[1:]
@@ -232,7 +232,7 @@ def test_a_failure_while_the_cache_is_written_leaves_no_part_of_a_file(step, err
     assert files_under(cached.parent) == []
 
 
-def test_a_cache_that_cannot_be_made_only_loses_the_caching(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_cache_only_disables_caching(tmp_path, monkeypatch, capsys):
     (tmp_path / "cache").write_text("a file, where the folder should be", encoding="utf-8")
     monkeypatch.setattr(data, "_grouplens", zipped)
     assert data.movielens().cached is None
@@ -293,7 +293,7 @@ def test_a_page_instead_of_the_zip_is_refused_and_leaves_nothing(server, cached,
     assert not cached.parent.exists()
 
 
-def test_an_archive_that_aims_outside_of_its_folder_writes_nothing_there(tmp_path, cached):
+def test_an_archive_with_paths_outside_its_folder_writes_nothing_there(tmp_path, cached):
     file = tmp_path / "inside" / "ml-100k.zip"
     file.parent.mkdir()
     file.write_bytes(zipped("../../outside/u.data"))
@@ -301,7 +301,7 @@ def test_an_archive_that_aims_outside_of_its_folder_writes_nothing_there(tmp_pat
     assert {found.name for found in files_under(tmp_path)} == {"ml-100k.zip", cached.name}
 
 
-def test_grouplens_may_refuse_or_break_off(server):
+def test_grouplens_may_refuse_or_disconnect(server):
     answer(server, [response(b"no", status="503 Busy")])
     with pytest.raises(OSError, match="503: Busy"):
         GROUPLENS()
@@ -313,7 +313,7 @@ def test_grouplens_may_refuse_or_break_off(server):
         GROUPLENS()
 
 
-def test_a_server_that_is_silent_or_slow_is_given_up(server, monkeypatch):
+def test_a_silent_or_slow_server_is_given_up(server, monkeypatch):
     monkeypatch.setattr(data, "CONNECT", 0.05)
     with pytest.raises(OSError, match="no answer within 0.05 seconds|timed out"):
         GROUPLENS()
@@ -325,7 +325,7 @@ def test_a_server_that_is_silent_or_slow_is_given_up(server, monkeypatch):
         GROUPLENS()
 
 
-def test_a_lookup_of_the_name_that_hangs_is_given_up(monkeypatch):
+def test_a_hanging_dns_lookup_is_given_up(monkeypatch):
     monkeypatch.setattr(data, "CONNECT", 0.05)
     released = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(10) and [])
@@ -334,7 +334,7 @@ def test_a_lookup_of_the_name_that_hangs_is_given_up(monkeypatch):
     released.set()
 
 
-def test_pip_downloads_the_wheel_into_a_folder_that_goes_away(monkeypatch):
+def test_pip_downloads_the_wheel_into_a_temporary_folder(monkeypatch):
     folders = []
 
     def run(arguments, **_):
@@ -352,7 +352,7 @@ def test_pip_downloads_the_wheel_into_a_folder_that_goes_away(monkeypatch):
     [
         ("print('a warning\\nERROR: no such package', file=sys.stderr); sys.exit(1)", "failed: ERROR: no such package"),
         ("sys.exit(1)", "pip download failed: "),
-        ("import time; time.sleep(20)", "pip was not done within 0.3 seconds"),
+        ("import time; time.sleep(20)", "pip did not finish within 0.3 seconds"),
     ],
 )
 def test_pip_may_fail_or_hang(program, message, monkeypatch):
@@ -375,14 +375,14 @@ def test_the_command_prints_the_source_the_counts_and_the_cached_file(tmp_path, 
     ]
 
 
-def test_the_command_speaks_json(tmp_path, cached, capsys):
+def test_the_command_prints_json(tmp_path, cached, capsys):
     (tmp_path / "u.data").write_bytes(text())
     assert main(["data", "--json", "--path", str(tmp_path)]) == 0
     expected = {"source": str(tmp_path / "u.data"), "ratings": 96, "users": 8, "items": 12, "cached": str(cached)}
     assert json.loads(capsys.readouterr().out) == expected
 
 
-def test_the_terminal_is_told_what_is_downloaded_and_nothing_of_a_file_that_is_there(monkeypatch, capsys):
+def test_downloads_are_announced_and_local_files_are_not(monkeypatch, capsys):
     monkeypatch.setattr(data, "_recbole", lambda: zipped())
     data.movielens()
     told = [f"MovieLens 100K: downloading {data.GROUPLENS}"]

@@ -36,7 +36,7 @@ def task(request):
 
 
 def numbers(batch):
-    return batch.flatten() if isinstance(batch, torch.Tensor) else torch.cat([one.flatten().float() for one in batch])
+    return batch.flatten() if isinstance(batch, torch.Tensor) else torch.cat([part.flatten().float() for part in batch])
 
 
 def judged(task, model):
@@ -60,17 +60,17 @@ def test_the_loss_falls(task):
     assert judged(task, model) < 0.98 * before
 
 
-def test_a_seed_says_everything(task):
-    one, same, other = (task.start(seed).state_dict() for seed in (0, 0, 1))
-    assert all(one[key].equal(same[key]) for key in one)
-    assert any(not one[key].equal(other[key]) for key in one)
-    one, same, other = ([numbers(batch) for batch in task.stream(seed, steps=3)] for seed in (0, 0, 1))
-    assert all(a.equal(b) for a, b in zip(one, same, strict=True))
-    assert not any(a.equal(b) for a, b in zip(one, other, strict=True))
-    assert not one[0].equal(one[1])
+def test_the_seed_determines_everything(task):
+    first, same, other = (task.start(seed).state_dict() for seed in (0, 0, 1))
+    assert all(first[key].equal(same[key]) for key in first)
+    assert any(not first[key].equal(other[key]) for key in first)
+    first, same, other = ([numbers(batch) for batch in task.stream(seed, steps=3)] for seed in (0, 0, 1))
+    assert all(a.equal(b) for a, b in zip(first, same, strict=True))
+    assert not any(a.equal(b) for a, b in zip(first, other, strict=True))
+    assert not first[0].equal(first[1])
 
 
-def test_streams_of_two_runs_do_not_disturb_each_other(task):
+def test_streams_of_two_runs_do_not_affect_each_other(task):
     alone = [numbers(batch) for batch in task.stream(seed=0, steps=4)]
     mixed = [numbers(mine) for mine, _ in zip(task.stream(0, 4), task.stream(1, 4), strict=True)]
     assert all(a.equal(b) for a, b in zip(alone, mixed, strict=True))
@@ -114,7 +114,7 @@ def test_transposed_storage_holds_the_transposed_numbers_and_has_the_same_loss_a
         assert row.grad.T.equal(column.grad)
 
 
-def test_the_penalty_is_for_training_alone():
+def test_the_penalty_applies_only_in_training():
     task = tasks.movielens()
     model, (users, items, values) = task.start(seed=0), task.held_out[0]
     u, v = model.users.weight[users], model.items.weight[items]
@@ -126,7 +126,7 @@ def test_the_penalty_is_for_training_alone():
 
 def test_held_out_ratings_are_a_tenth_and_never_trained_on():
     task = tasks.movielens()
-    held_out = set(zip(*(one.tolist() for one in task.held_out[0][:2]), strict=True))
+    held_out = set(zip(*(index.tolist() for index in task.held_out[0][:2]), strict=True))
     trained = set()
     for users, items, _ in task.stream(seed=0, steps=3):
         trained |= set(zip(users.tolist(), items.tolist(), strict=True))
@@ -144,7 +144,7 @@ def test_the_end_of_the_text_is_never_trained_on(monkeypatch):
     assert held_out.tolist() == list(range(900, 1000))
 
 
-def test_windows_are_pieces_of_the_text():
+def test_windows_are_slices_of_the_text():
     assert windows(torch.arange(10), torch.tensor([0, 6]), 3).tolist() == [[0, 1, 2, 3], [6, 7, 8, 9]]
 
 
@@ -152,7 +152,7 @@ def test_characters_are_numbered_in_their_order():
     assert text.characters("cabba").tolist() == [2, 0, 1, 1, 0]
 
 
-def test_the_text_does_without_a_source_that_is_missing(monkeypatch, tmp_path, capsys):
+def test_a_missing_source_is_left_out_of_the_text(monkeypatch, tmp_path, capsys):
     everything = text.python_text()
     assert "Beautiful is better than ugly." in everything
     assert everything.endswith(text.help_texts())

@@ -77,12 +77,12 @@ def assert_engine_follows(
     ``prepare`` is called with the optimizer under the engine.
     """
     alone, together = Network(), engine(Network())
-    one, many = make(alone.parameters()), make(together.parameters())
+    single, sharded = make(alone.parameters()), make(together.parameters())
     if prepare is not None:
-        prepare(many)
+        prepare(sharded)
     for step in range(20):
         x = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(step))
-        for model, optimizer in ((alone, one), (together, many)):
+        for model, optimizer in ((alone, single), (together, sharded)):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()

@@ -91,20 +91,20 @@ def assert_follows(
     starts = [random(shape, seed) for seed, shape in enumerate(shapes)]
     alone = [Parameter(start.clone()) for start in starts]
     shared = [Parameter(shared_out(start, mesh, layout.of(start.shape))) for start in starts]
-    one, many = make(alone), make(shared)
+    single, sharded = make(alone), make(shared)
     for step in range(steps):
         for i, (mine, theirs) in enumerate(zip(alone, shared, strict=True)):
             mine.grad, theirs.grad = gradient(mine.shape, 100 * step + i, mesh, theirs.placements)
-        one.step()
-        many.step()
-    geometry = one.param_groups[0]["geometry"]
+        single.step()
+        sharded.step()
+    geometry = single.param_groups[0]["geometry"]
     for mine, theirs in zip(alone, shared, strict=True):
         crosses = statistic_layout(geometry, theirs.shape, theirs.placements).divided
-        exact = not crosses and geometry not in NOT_IN_KERNELS and one.param_groups[0]["foreach"] is None
+        exact = not crosses and geometry not in NOT_IN_KERNELS and single.param_groups[0]["foreach"] is None
         assert_same(theirs, mine, exact=exact)
-        assert one.state[mine].keys() == many.state[theirs].keys()
-        for key, value in one.state[mine].items():
-            assert_same(many.state[theirs][key], value, exact=exact)
+        assert single.state[mine].keys() == sharded.state[theirs].keys()
+        for key, value in single.state[mine].items():
+            assert_same(sharded.state[theirs][key], value, exact=exact)
 
 
 def assert_same(theirs: Tensor, mine: Tensor, *, exact: bool, tolerance: float = 1e-6) -> None:

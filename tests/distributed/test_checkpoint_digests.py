@@ -19,7 +19,7 @@ def flip(file, place, bit):
     file.write_bytes(raw)
 
 
-def test_every_flipped_bit_in_every_file_is_found_out(tmp_path, caplog):
+def test_every_flipped_bit_in_every_file_is_detected(tmp_path, caplog):
     checkpoints, rng = two_checkpoints(tmp_path), random.Random(0)
     newest = tmp_path / "step-000000004"
     assert {file.name for file in newest.iterdir()} == set(FILES)
@@ -37,7 +37,7 @@ def test_every_flipped_bit_in_every_file_is_found_out(tmp_path, caplog):
     assert checkpoints.resume() == 4
 
 
-def test_without_any_checkpoint_that_can_be_used_that_is_said(tmp_path, caplog):
+def test_a_warning_says_if_no_checkpoint_can_be_used(tmp_path, caplog):
     checkpoints = two_checkpoints(tmp_path)
     for path in tmp_path.iterdir():
         flip(path / "__0_0.distcp", 1000, 0)
@@ -61,7 +61,7 @@ def test_other_files_in_the_folder_do_not_matter(tmp_path):
     assert checkpoints.resume() == 4
 
 
-def test_the_usual_program_reads_the_digests_too(tmp_path):
+def test_sha256sum_reads_the_digests_too(tmp_path):
     path = a_run(ROW, None, tmp_path)[2].save(1)
     check = functools.partial(subprocess.run, ["sha256sum", "--check", "--strict", digests.NAME], capture_output=True)
     try:
@@ -72,7 +72,7 @@ def test_the_usual_program_reads_the_digests_too(tmp_path):
     assert check(cwd=path).returncode == 1
 
 
-def test_all_ranks_find_out_what_has_changed_in_the_file_of_one(ranks, tmp_path):
+def test_all_ranks_learn_what_has_changed_in_the_file_of_one(ranks, tmp_path):
     for step in (1, 2):
         ranks.run(4, save_at, step, tmp_path)
     newest = tmp_path / "step-000000002"
@@ -94,7 +94,7 @@ def resumed(layout, folder):
     return a_run(ROW, layout, folder)[2].resume()
 
 
-def test_a_changed_checkpoint_costs_the_run_the_steps_since_the_one_before(ranks, tmp_path):
+def test_a_changed_checkpoint_costs_the_steps_since_the_previous_one(ranks, tmp_path):
     ranks.run(4, save_first_half, ROW, FOUR, tmp_path)
     ranks.run(4, save_at, 7, tmp_path)
     flip(tmp_path / "step-000000007" / "__2_0.distcp", 700, 3)

@@ -41,7 +41,7 @@ def full_after(items):
     return write
 
 
-def test_a_full_disk_costs_that_save_alone_and_its_space_is_free_again(tmp_path, monkeypatch):
+def test_a_full_disk_costs_only_that_save_and_its_space_is_freed(tmp_path, monkeypatch):
     checkpoints = two_checkpoints(tmp_path)
     monkeypatch.setattr(filesystem, "_write_item", full_after(10))
     with pytest.raises(CheckpointException, match="No space left on device"):
@@ -68,7 +68,7 @@ def save_on_a_disk_that_gets_full(folder):
     assert checkpoints.resume() == 3
 
 
-def test_a_full_disk_of_one_rank_is_that_of_all(ranks, tmp_path):
+def test_a_full_disk_on_one_rank_fails_the_save_on_all(ranks, tmp_path):
     ranks.run(4, save_on_a_disk_that_gets_full, tmp_path)
     assert names(tmp_path) == ["step-000000001", "step-000000003"]
 
@@ -107,7 +107,7 @@ def unfinished(folder):
 
 
 @pytest.mark.separate_process
-def test_what_a_living_process_writes_is_left_alone_and_it_can_finish(tmp_path, other, caplog):
+def test_the_draft_of_a_live_process_is_left_alone_and_can_be_finished(tmp_path, other, caplog):
     (draft,) = unfinished(tmp_path)
     before = {file.name: file.read_bytes() for file in draft.iterdir()}
     two_checkpoints(tmp_path)
@@ -120,7 +120,7 @@ def test_what_a_living_process_writes_is_left_alone_and_it_can_finish(tmp_path, 
 
 
 @pytest.mark.separate_process
-def test_what_a_killed_process_has_left_goes_with_the_next_save(tmp_path, other, caplog):
+def test_the_next_save_removes_what_a_killed_process_left(tmp_path, other, caplog):
     (draft,) = unfinished(tmp_path)
     other.kill()
     other.wait()
@@ -139,7 +139,7 @@ def dead_draft(folder):
 
 
 @pytest.mark.parametrize("doubt", ["no lock", "another machine", "locks cannot be tested"])
-def test_what_may_be_alive_is_left_alone_and_named_once_with_its_size(tmp_path, doubt, caplog, monkeypatch):
+def test_a_draft_that_may_be_live_is_left_alone_and_named_once_with_its_size(tmp_path, doubt, caplog, monkeypatch):
     draft = dead_draft(tmp_path)
     if doubt == "no lock":  # as other versions leave it
         (draft / ".lock").unlink()
@@ -155,7 +155,7 @@ def test_what_may_be_alive_is_left_alone_and_named_once_with_its_size(tmp_path, 
     assert warning.startswith(f"{draft} ({size:,} bytes) is unfinished and is left alone")
 
 
-def test_on_a_disk_of_this_machine_the_dead_of_before_a_restart_are_dead(tmp_path, monkeypatch):
+def test_on_a_local_disk_drafts_from_before_a_reboot_are_dead(tmp_path, monkeypatch):
     draft = dead_draft(tmp_path)
     (draft / ".lock").write_bytes(b"of this machine before it was restarted")
     monkeypatch.setattr(drafts, "_is_local", lambda _: True)
@@ -163,7 +163,7 @@ def test_on_a_disk_of_this_machine_the_dead_of_before_a_restart_are_dead(tmp_pat
     assert names(tmp_path) == []
 
 
-def test_network_file_systems_are_told_from_disks(tmp_path):
+def test_network_file_systems_are_distinguished_from_local_disks(tmp_path):
     mounts = tmp_path / "mounts"
     mounts.write_text(
         "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n"
@@ -178,7 +178,7 @@ def test_network_file_systems_are_told_from_disks(tmp_path):
     assert not drafts._is_local(tmp_path, tmp_path / "no such file")
 
 
-def test_a_removal_that_was_broken_off_is_gone_on_with(tmp_path, monkeypatch, caplog):
+def test_an_interrupted_removal_is_finished_later(tmp_path, monkeypatch, caplog):
     checkpoints = two_checkpoints(tmp_path)
 
     def broken_off(folder, **_):
@@ -195,14 +195,14 @@ def test_a_removal_that_was_broken_off_is_gone_on_with(tmp_path, monkeypatch, ca
     assert names(tmp_path) == ["step-000000005", "step-000000006"]
 
 
-def test_half_of_an_old_checkpoint_goes_when_as_many_newer_ones_are_there_as_are_kept(tmp_path):
+def test_an_incomplete_old_checkpoint_is_removed_once_enough_newer_ones_exist(tmp_path):
     checkpoints = two_checkpoints(tmp_path)
     (tmp_path / "step-000000003" / ".metadata").unlink()
     checkpoints.save(5)
     assert names(tmp_path) == ["step-000000004", "step-000000005"]
 
 
-def test_half_of_a_checkpoint_does_not_count_as_one_that_is_kept(tmp_path):
+def test_an_incomplete_checkpoint_does_not_count_towards_keep(tmp_path):
     checkpoints = two_checkpoints(tmp_path)
     (tmp_path / "step-000000004" / ".metadata").unlink()
     checkpoints.save(5)
@@ -211,7 +211,7 @@ def test_half_of_a_checkpoint_does_not_count_as_one_that_is_kept(tmp_path):
     assert names(tmp_path) == ["step-000000005", "step-000000006"]
 
 
-def test_files_that_others_keep_there_stay(tmp_path):
+def test_other_files_in_the_folder_stay(tmp_path):
     for name in ("notes.unfinished", "notes.removed", "step-3"):
         (tmp_path / name).write_text("mine", encoding="utf-8")
     (tmp_path / "mine.removed").mkdir()

@@ -46,7 +46,7 @@ def named(module, name, *strings):
 
 
 @pytest.mark.parametrize("written", ["theirs", "none"])
-def test_metadata_that_would_run_something_are_refused_by_name(tmp_path, written):
+def test_metadata_that_would_execute_code_is_refused_by_name(tmp_path, written):
     checkpoints = a_run(ROW, None, tmp_path / "run")[2]
     path = checkpoints.save(1)
     (path / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
@@ -74,13 +74,13 @@ def test_metadata_that_would_run_something_are_refused_by_name(tmp_path, written
     ],
     ids="-".join,
 )
-def test_nothing_else_can_be_named_not_even_through_what_is_allowed(tmp_path, called):
+def test_nothing_else_can_be_named_not_even_through_allowed_names(tmp_path, called):
     (tmp_path / ".metadata").write_bytes(named(*called))
     with pytest.raises(reader.UnsafeCheckpointError, match=re.escape(f"it names {called[0]}.{called[1]}")):
         reader.needed_files(tmp_path)
 
 
-def test_what_metadata_may_name_they_cannot_change(tmp_path):
+def test_metadata_cannot_change_what_it_may_name(tmp_path):
     module = Metadata.__module__.encode()
     (tmp_path / ".metadata").write_bytes(b"c" + module + b"\nMetadata\n(N}Vstorage_data\nVchanged\nstb.")
     assert Metadata.storage_data is None
@@ -89,7 +89,7 @@ def test_what_metadata_may_name_they_cannot_change(tmp_path):
     assert Metadata.storage_data is None
 
 
-def test_metadata_do_not_lead_out_of_their_folder(tmp_path):
+def test_metadata_cannot_refer_to_files_outside_its_folder(tmp_path):
     path = a_run(ROW, None, tmp_path)[2].save(1)
     metadata = FileSystemReader(path).read_metadata()
     next(iter(metadata.storage_data.values())).relative_path = "../elsewhere"
@@ -98,7 +98,7 @@ def test_metadata_do_not_lead_out_of_their_folder(tmp_path):
         reader.needed_files(path)
 
 
-def test_what_is_not_a_tensor_runs_nothing_either(tmp_path):
+def test_non_tensor_values_execute_nothing_either(tmp_path):
     model, optimizer, _ = a_run(ROW, None, tmp_path)
     checkpoints = Checkpoints(tmp_path / "run", model, optimizer, other=Kept(Evil(tmp_path / "ran")))
     checkpoints.save(1)
@@ -107,7 +107,7 @@ def test_what_is_not_a_tensor_runs_nothing_either(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_should_be_a_tensor_runs_nothing_either(tmp_path, monkeypatch):
+def test_tensor_files_execute_nothing_either(tmp_path, monkeypatch):
     checkpoints = a_run(ROW, None, tmp_path / "run")[2]
     save, evil = torch.save, Evil(tmp_path / "ran")
     with monkeypatch.context() as patch:
@@ -118,7 +118,7 @@ def test_what_should_be_a_tensor_runs_nothing_either(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_classes_of_ones_own_can_be_allowed(tmp_path):
+def test_custom_classes_can_be_allowed(tmp_path):
     model, optimizer, _ = a_run(ROW, None, tmp_path)
     checkpoints = Checkpoints(tmp_path, model, optimizer, other=Kept(Kept(3)))
     checkpoints.save(1)
@@ -142,7 +142,7 @@ def assert_read_as_by_torch(path):
 
 
 @pytest.mark.parametrize("layout", [FOUR, SQUARE], ids=["four", "square"])
-def test_metadata_of_sharded_checkpoints_are_read_as_by_torch(ranks, tmp_path, layout):
+def test_metadata_of_sharded_checkpoints_is_read_as_by_torch(ranks, tmp_path, layout):
     for i, make in enumerate(every_run.args[1]):
         ranks.run(4, save_first_half, make, layout, tmp_path / str(i))
         (path,) = (tmp_path / str(i)).iterdir()
@@ -156,7 +156,7 @@ DTYPES = (
 )
 
 
-def test_metadata_of_every_dtype_are_read_as_by_torch(tmp_path):
+def test_metadata_of_every_dtype_is_read_as_by_torch(tmp_path):
     model = nn.Linear(4, 3)
     for i, dtype in enumerate(DTYPES):
         model.register_buffer(f"b{i}", torch.ones(8, dtype=dtype))

@@ -9,7 +9,7 @@ from matrix_adagrad import MatrixAdaGrad
 from matrix_adagrad.checkpoints import Checkpoints
 
 
-def test_a_checkpoint_without_shapes_is_resumed_from_with_a_warning(tmp_path, monkeypatch):
+def test_resuming_from_a_checkpoint_without_shapes_warns(tmp_path, monkeypatch):
     def run(steps):
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
@@ -56,7 +56,7 @@ def a_saver(folder, **others):
     return Checkpoints(folder, model, optimizer, **others)
 
 
-def test_numbers_of_other_libraries_can_be_resumed_from(tmp_path):
+def test_numbers_from_other_libraries_can_be_resumed(tmp_path):
     checkpoints = a_saver(tmp_path)
     schedule = torch.optim.lr_scheduler.LambdaLR(checkpoints.optimizer, lambda t: np.float64(0.5) ** t)
     checkpoints = Checkpoints(tmp_path, checkpoints.model, checkpoints.optimizer, schedule=schedule)
@@ -68,13 +68,13 @@ def test_numbers_of_other_libraries_can_be_resumed_from(tmp_path):
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "x", None, True])
-def test_a_step_that_is_no_count_is_refused_before_anything_is_written(tmp_path, step):
+def test_an_invalid_step_is_refused_before_anything_is_written(tmp_path, step):
     with pytest.raises(ValueError, match="step must be a whole number, at least 0"):
         a_saver(tmp_path).save(step)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_saved_is_refused_when_it_is_given(tmp_path):
+def test_unsavable_arguments_are_refused_at_construction(tmp_path):
     model = nn.Linear(4, 2)
     optimizer = MatrixAdaGrad(model.parameters())
     (tmp_path / "file").touch()
@@ -90,7 +90,7 @@ def test_what_cannot_be_saved_is_refused_when_it_is_given(tmp_path):
         Checkpoints(tmp_path / "file", model, optimizer)
 
 
-def test_a_checkpoint_of_other_shapes_is_an_ordinary_error_in_one_line(tmp_path):
+def test_a_checkpoint_with_other_shapes_is_an_ordinary_one_line_error(tmp_path):
     a_saver(tmp_path).save(1)
     model = nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"the checkpoint .* does not fit: Size mismatch .*optimizer.state"):

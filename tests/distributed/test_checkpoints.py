@@ -84,13 +84,13 @@ def assert_goes_on(make, layout, folder, first=FIRST, save_at=None):
 
 def assert_is_unbroken(make, model, optimizer, last):
     alone = Model(None)
-    one = make(alone.parameters())
-    alone.train_until(one, 0, last)
-    one.init_state()
+    expected = make(alone.parameters())
+    alone.train_until(expected, 0, last)
+    expected.init_state()
     for mine, theirs in zip(alone.parameters(), model.parameters(), strict=True):
         assert_same(theirs, mine, exact=False)
-        assert optimizer.state[theirs].keys() == one.state[mine].keys()
-        for key, value in one.state[mine].items():
+        assert optimizer.state[theirs].keys() == expected.state[mine].keys()
+        for key, value in expected.state[mine].items():
             assert_same(optimizer.state[theirs][key], value, exact=False)
 
 
@@ -108,7 +108,7 @@ every_run = pytest.mark.parametrize(
 
 
 @every_run
-def test_four_ranks_save_and_others_go_on_and_back(ranks, tmp_path, make):
+def test_four_ranks_save_and_other_layouts_continue_and_back(ranks, tmp_path, make):
     ranks.run(4, save_first_half, make, FOUR, tmp_path / "four")
     for i, layout in enumerate(OTHERS):
         folder = shutil.copytree(tmp_path / "four", tmp_path / str(i))
@@ -142,7 +142,7 @@ def assert_full_goes_on(make, layout, path):
 
 
 @every_run
-def test_a_full_state_moves_too(ranks, tmp_path, make):
+def test_a_full_state_can_be_moved_too(ranks, tmp_path, make):
     ranks.run(4, full_round_trip, make, FOUR, tmp_path / "full.pt")
     for layout in (OTHERS[0], Layout((2, 2), (Shard(0), Shard(1)))):  # torch itself does not fill strided shards so
         ranks.run(layout.world, assert_full_goes_on, make, layout, tmp_path / "full.pt")
@@ -169,7 +169,7 @@ def plain_round_trip(make, layout):
 
 
 @every_run
-def test_a_state_dict_comes_back(ranks, make):
+def test_a_state_dict_round_trips(ranks, make):
     for layout in (OTHERS[0], SQUARE):
         ranks.run(layout.world, plain_round_trip, make, layout)
 
@@ -185,13 +185,13 @@ def two_checkpoints(folder):
     return checkpoints
 
 
-def test_as_many_are_kept_as_asked_for(tmp_path):
+def test_the_requested_number_of_checkpoints_is_kept(tmp_path):
     two_checkpoints(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000003", "step-000000004"]
 
 
 @pytest.mark.parametrize("cut", ["no metadata", "short metadata", "short file", "no file", "unfinished"])
-def test_a_checkpoint_that_was_cut_off_is_found_out_and_the_one_before_is_used(tmp_path, cut, caplog):
+def test_a_truncated_checkpoint_is_detected_and_the_previous_one_is_used(tmp_path, cut, caplog):
     checkpoints = two_checkpoints(tmp_path)
     newest = tmp_path / "step-000000004"
     data = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_was_cut_off_is_found_out_and_the_one_before_is_used(t
     assert checkpoints.resume() == 4
 
 
-def test_a_metadata_file_of_any_length_is_never_taken_for_a_whole_one(tmp_path):
+def test_a_metadata_file_truncated_anywhere_is_never_accepted(tmp_path):
     checkpoints = two_checkpoints(tmp_path)
     metadata = tmp_path / "step-000000004" / ".metadata"
     whole = metadata.read_bytes()
@@ -229,7 +229,7 @@ def test_without_a_checkpoint_a_run_starts_from_the_beginning(tmp_path):
     assert a_run(ROW, None, tmp_path / "nothing")[2].resume() == 0
 
 
-def test_what_else_has_a_state_comes_back_too(tmp_path):
+def test_other_stateful_objects_are_restored_too(tmp_path):
     model, optimizer, _ = a_run(ROW, None, tmp_path)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     checkpoints = Checkpoints(tmp_path, model, optimizer, scheduler=scheduler)
@@ -251,7 +251,7 @@ def test_saving_before_the_first_step_does_not_change_the_run(tmp_path):
     assert_is_unbroken(ROW, model, optimizer, LAST)
 
 
-def test_no_checkpoints_at_all_cannot_be_kept(tmp_path):
+def test_keep_must_be_at_least_1(tmp_path):
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         Checkpoints(tmp_path, *a_run(ROW, None, tmp_path)[:2], keep=0)
 
@@ -266,15 +266,15 @@ def test_a_run_that_had_a_gradient_before_it_was_resumed_has_its_state(tmp_path)
     assert checkpoints.resume() == FIRST
     model.train_until(optimizer, FIRST, LAST)
     del model.p8.grad
-    one = Model(None)
-    other = ROW(one.parameters())
-    one.train_until(other, 0, LAST)
-    for name, param in one.named_parameters():
+    unbroken = Model(None)
+    other = ROW(unbroken.parameters())
+    unbroken.train_until(other, 0, LAST)
+    for name, param in unbroken.named_parameters():
         if name != "p8":  # the one that otherwise has no gradient
             assert_same(getattr(model, name), param, exact=True)
 
 
-def test_saving_a_step_again_can_be_broken_off_without_a_loss(tmp_path, monkeypatch):
+def test_saving_a_step_again_can_be_interrupted_without_loss(tmp_path, monkeypatch):
     model, optimizer, _ = a_run(ROW, None, tmp_path)
     checkpoints = Checkpoints(tmp_path, model, optimizer, keep=1)
     model.train_until(optimizer, 0, 1, checkpoints.save)
@@ -295,7 +295,7 @@ def test_saving_a_step_again_can_be_broken_off_without_a_loss(tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 
-def test_checkpoints_of_later_steps_are_another_runs(tmp_path, caplog):
+def test_checkpoints_of_later_steps_belong_to_another_run(tmp_path, caplog):
     _, _, checkpoints = a_run(ROW, None, tmp_path)
     for step in (100, 200, 5, 6, 7):
         with caplog.at_level(logging.WARNING, "matrix_adagrad"):
@@ -313,7 +313,7 @@ def with_strays(folder):
         checkpoints.save(1)
 
 
-def test_strays_and_failures_of_one_rank(ranks, tmp_path):
+def test_stray_files_and_failures_of_one_rank(ranks, tmp_path):
     two_checkpoints(tmp_path)
     shutil.rmtree(tmp_path / "step-000000004")
     (tmp_path / "step-old2").mkdir()
@@ -321,7 +321,7 @@ def test_strays_and_failures_of_one_rank(ranks, tmp_path):
     ranks.run(2, with_strays, tmp_path, timeout=30)
 
 
-def test_a_wrong_byte_in_the_metadata_is_no_crash(tmp_path):
+def test_a_wrong_byte_in_the_metadata_does_not_crash(tmp_path):
     _, _, checkpoints = a_run(ROW, None, tmp_path)
     metadata = checkpoints.save(1) / ".metadata"
     whole = metadata.read_bytes()
@@ -330,7 +330,7 @@ def test_a_wrong_byte_in_the_metadata_is_no_crash(tmp_path):
         missing_from(metadata.parent)
 
 
-def test_a_state_that_is_refused_leaves_the_model_alone(tmp_path):
+def test_a_refused_state_leaves_the_model_unchanged(tmp_path):
     model, optimizer, checkpoints = a_run(ROW, None, tmp_path)
     model.train_until(optimizer, 0, 2, checkpoints.save)
     model = Model(None)

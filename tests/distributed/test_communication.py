@@ -65,7 +65,7 @@ def count(make, layout):
     ],
     ids=str,
 )
-def test_a_step_makes_so_many_calls_for_all_parameters_of_all_groups(ranks, geometry, layout, calls, optimizer):
+def test_a_step_makes_this_many_calls_for_all_parameters_of_all_groups(ranks, geometry, layout, calls, optimizer):
     make = functools.partial(optimizer, lr=0.1, geometry=geometry)
     for counts in ranks.run(layout.world, count, make, layout):
         assert counts == [calls, calls]
@@ -103,7 +103,7 @@ def events():
 
 
 @pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
-def test_what_does_not_need_the_sums_is_done_while_they_are_on_their_way_and_shards_are_stepped_by_the_kernels(ranks):
+def test_local_updates_run_while_sums_are_in_flight_and_shards_use_the_kernels(ranks):
     for seen in ranks.run(2, events):
         assert seen == ["read", "call", "step", "wait", "move"]
 
@@ -121,7 +121,7 @@ def unfinished_sum():
     assert together.grad.placements == (Partial(),)  # as the user left it
 
 
-def test_a_gradient_that_is_a_sum_yet_to_be_taken_is_taken(ranks):
+def test_a_partial_gradient_is_reduced(ranks):
     ranks.run(2, unfinished_sum)
 
 
@@ -151,5 +151,5 @@ def plain_gradient():
     assert torch.equal(param.to_local(), before)
 
 
-def test_a_gradient_that_is_not_sharded_is_refused(ranks):
+def test_an_unsharded_gradient_is_refused(ranks):
     ranks.run(2, plain_gradient)

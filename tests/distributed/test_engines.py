@@ -46,22 +46,22 @@ def test_steps_in_the_backward_pass_follow_a_single_process(ranks, engine, geome
 def zero_redundancy(cls, options):
     model = engines.replicated(engines.Network())
     alone = engines.Network()
-    one = cls(alone.parameters(), **options)
-    many = ZeroRedundancyOptimizer(model.parameters(), cls, **options)
+    single = cls(alone.parameters(), **options)
+    sharded = ZeroRedundancyOptimizer(model.parameters(), cls, **options)
     for step in range(20):
         x = torch.randn(12, engines.WIDTH, generator=torch.Generator().manual_seed(step))
-        for network, optimizer in ((alone, one), (model, many)):
+        for network, optimizer in ((alone, single), (model, sharded)):
             optimizer.zero_grad()
             network(x).square().mean().backward()
             optimizer.step()
         if step == 10:  # its own checkpoint, gathered on rank 0
-            many.consolidate_state_dict()
-            states = [many.state_dict() if torch.distributed.get_rank() == 0 else None]
+            sharded.consolidate_state_dict()
+            states = [sharded.state_dict() if torch.distributed.get_rank() == 0 else None]
             torch.distributed.broadcast_object_list(states)
-            many.load_state_dict(states[0])
+            sharded.load_state_dict(states[0])
     for mine, theirs in zip(alone.parameters(), model.parameters(), strict=True):
         assert_same(theirs.detach(), mine.detach(), exact=False, tolerance=engines.TOLERANCE)
-    return len(many.optim.state)
+    return len(sharded.optim.state)
 
 
 @pytest.mark.parametrize("cls", [RowAdaGrad, ColumnMomentum], ids=named)
@@ -77,10 +77,10 @@ def sparse_tables(table_cls, cls, options):
     table.load_state_dict(alone.state_dict())
     torch.distributed.broadcast(alone.weight.data, 0)
     model = DistributedDataParallel(table)
-    one, many = cls(alone.parameters(), **options), cls(table.parameters(), **options)
+    single, sharded = cls(alone.parameters(), **options), cls(table.parameters(), **options)
     for step in range(20):
         ids = torch.randint(50, (12, 2), generator=torch.Generator().manual_seed(step))
-        for network, optimizer, own in ((alone, one, ids), (model, many, ids.chunk(world)[rank])):
+        for network, optimizer, own in ((alone, single, ids), (model, sharded, ids.chunk(world)[rank])):
             optimizer.zero_grad()
             network(own).square().sum(-1).mean().backward()
             optimizer.step()
@@ -108,7 +108,7 @@ def rounded_at_random(engine):
 
 
 @pytest.mark.parametrize(("engine", "world"), [(engines.hsdp, 4), (engines.replicated, 2)], ids=named)
-def test_replicas_round_alike(ranks, engine, world):
+def test_replicas_round_the_same_way(ranks, engine, world):
     first, *others = ranks.run(world, rounded_at_random, engine)
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
@@ -123,7 +123,7 @@ def two_groups():
     assert not torch.equal(params[0], params[1])  # each group draws numbers of its own
 
 
-def test_groups_that_are_rounded_at_random(ranks):
+def test_groups_with_stochastic_rounding(ranks):
     ranks.run(2, two_groups)
 
 
@@ -144,7 +144,7 @@ def shards_of_another_parameter():
     return params[1].detach().to_local().float()
 
 
-def test_replicas_round_alike_whatever_else_a_rank_holds(ranks):
+def test_replicas_round_the_same_way_whatever_else_a_rank_holds(ranks):
     first, second, third, fourth = ranks.run(4, shards_of_another_parameter)
     assert torch.equal(first, second)
     assert torch.equal(third, fourth)

@@ -35,7 +35,7 @@ SETTINGS = (
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_run_on_any_layout_is_that_of_a_single_process(ranks, layout, geometry, optimizer):
+def test_a_run_on_any_layout_matches_a_single_process(ranks, layout, geometry, optimizer):
     ranks.run(layout.world, assert_follows, functools.partial(optimizer, lr=0.1, geometry=geometry), layout)
 
 
@@ -58,7 +58,7 @@ def test_a_geometry_that_needs_the_whole_gradient_gathers_it(ranks, layout, geom
 
 @pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), MOST_MIXED], ids=str)
 @pytest.mark.parametrize("domain", [FrobeniusBall(3.0), RowBalls(2.0), NonNegative()], ids=str)
-def test_such_a_geometry_with_a_domain(ranks, domain, layout):
+def test_a_geometry_that_needs_the_whole_gradient_with_a_domain(ranks, domain, layout):
     options = {"geometry": RowPlusColumn(), "domain": domain, "project_start": True}
     make = functools.partial(MatrixAdaGrad, lr=0.1, **options)
     ranks.run(layout.world, assert_follows, make, layout, 5, [(12, 8), (8, 2), (2, 14)])

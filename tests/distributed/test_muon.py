@@ -41,7 +41,7 @@ def orthogonalised(x):
 
 
 def moved(shape, number, last):
-    """How far a hidden matrix has moved after so many steps."""
+    """How far a hidden matrix has moved after this many steps."""
     average = total = torch.zeros(shape, dtype=torch.float64)
     for step in range(last):
         grad = random(shape, 100 * step + number).double()
@@ -51,15 +51,15 @@ def moved(shape, number, last):
 
 
 def follows(folder):
-    (alone, one), (model, many) = make_model(sharded=False), make_model(sharded=True)
+    (alone, single), (model, optimizer) = make_model(sharded=False), make_model(sharded=True)
     starts = [param.detach().clone() for param in alone.parameters()]
-    checkpoints = Checkpoints(folder, model, many)
-    train(model, many, 0, FIRST)
+    checkpoints = Checkpoints(folder, model, optimizer)
+    train(model, optimizer, 0, FIRST)
     checkpoints.save(FIRST)
-    train(model, many, FIRST, LAST)
-    train(alone, one, 0, LAST)
+    train(model, optimizer, FIRST, LAST)
+    train(alone, single, 0, LAST)
     for number, (mine, theirs) in enumerate(zip(alone.parameters(), model.parameters(), strict=True)):
-        if "momentum_buffer" in one.state[mine]:
+        if "momentum_buffer" in single.state[mine]:
             whole = (theirs.full_tensor().detach() - starts[number]).double()
             exact = moved(tuple(mine.shape), number, LAST)
             assert (whole - exact).norm() < 10 * BFLOAT16 * exact.norm()
@@ -71,7 +71,7 @@ def follows(folder):
     train(again, resumed, FIRST, LAST)
     for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine.to_local(), theirs.to_local())
-        assert resumed.state[theirs].keys() == many.state[mine].keys()
+        assert resumed.state[theirs].keys() == optimizer.state[mine].keys()
 
 
 def more_shards_than_columns():
@@ -83,14 +83,16 @@ def more_shards_than_columns():
     assert len(muon_with_rows(layer, rules={"body.0.weight": "entry"}).optimizers) == 1
 
 
-def test_a_sharded_run_follows_the_mathematics_and_its_checkpoints_go_on_in_it_and_in_a_single_process(ranks, tmp_path):
+def test_a_sharded_run_follows_the_mathematics_and_its_checkpoints_resume_sharded_or_in_a_single_process(
+    ranks, tmp_path
+):
     ranks.run(3, more_shards_than_columns)
     ranks.run(2, follows, tmp_path)
-    alone, one = make_model(sharded=False)
-    assert Checkpoints(tmp_path, alone, one).resume() == FIRST
-    assert all(one.state[param] for param in alone.parameters())
-    train(alone, one, FIRST, LAST)
+    alone, single = make_model(sharded=False)
+    assert Checkpoints(tmp_path, alone, single).resume() == FIRST
+    assert all(single.state[param] for param in alone.parameters())
+    train(alone, single, FIRST, LAST)
     table = next(alone.parameters()).detach()
-    twin, two = make_model(sharded=False)
-    train(twin, two, 0, LAST)
+    twin, expected = make_model(sharded=False)
+    train(twin, expected, 0, LAST)
     assert_same(table, next(twin.parameters()).detach(), exact=False)

@@ -36,8 +36,8 @@ def reports(layout, steps=6):
     alone = [Parameter(start.clone()) for start in starts]
     shared = [Parameter(shared_out(start, mesh, layout.of(start.shape))) for start in starts]
     # By entry, nothing crosses machines: what is counted are the probe's own calls.
-    one, many = (MatrixAdaGrad(params, lr=0.1, geometry="entry") for params in (alone, shared))
-    probes = [Probe(nn.ParameterList(params), o, every=1) for params, o in ((alone, one), (shared, many))]
+    single, sharded = (MatrixAdaGrad(params, lr=0.1, geometry="entry") for params in (alone, shared))
+    probes = [Probe(nn.ParameterList(params), o, every=1) for params, o in ((alone, single), (shared, sharded))]
     calls = 0
     with probes[0], probes[1]:
         for step in range(steps):
@@ -47,39 +47,42 @@ def reports(layout, steps=6):
                 if whole.dim() > 1:
                     whole[0] = 0
                 mine.grad, theirs.grad = whole, shared_out(whole, mesh, theirs.placements)
-            one.step()
+            single.step()
             with CommDebugMode() as counted:
-                many.step()
+                sharded.step()
             calls += counted.get_total_counts()
     return [probe.report().to_dict() for probe in probes], calls, [str(p.placements) for p in shared]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_sharded_parameters_have_the_summary_of_whole_ones(ranks, layout):
+def test_sharded_parameters_have_the_same_summary_as_unsharded_ones(ranks, layout):
     for (alone, shared), calls, placements in ranks.run(layout.world, reports, layout):
         assert calls == 0
-        for name, one in alone.items():
-            other, where = shared[name], f"{one['shape']} {placements[int(name)]}"
-            sampled = one["shape"] in (LARGE, (6, 4, 3, 3))
+        for name, summary in alone.items():
+            other, where = shared[name], f"{summary['shape']} {placements[int(name)]}"
+            sampled = summary["shape"] in (LARGE, (6, 4, 3, 3))
             for key in EXACT:
-                assert other[key] == pytest.approx(one[key], rel=1e-5), (where, key)
+                assert other[key] == pytest.approx(summary[key], rel=1e-5), (where, key)
             # Where a machine has no other row than the dead one, its parts of columns are silent: (2, 14) is left out.
-            inactive = ("inactive",) * (one["shape"] != (2, 14))
+            inactive = ("inactive",) * (summary["shape"] != (2, 14))
             for part in ("rows", "columns"):
                 for key in ("participation", "drift", *inactive):
-                    assert other[part][key] == pytest.approx(one[part][key], rel=1e-5, abs=1e-7), (where, part, key)
+                    assert other[part][key] == pytest.approx(summary[part][key], rel=1e-5, abs=1e-7), (where, part, key)
             for key in ("row", "column", "whole"):
-                assert other["gradient_norm"][key] == pytest.approx(one["gradient_norm"][key], rel=1e-5), (where, key)
+                assert other["gradient_norm"][key] == pytest.approx(summary["gradient_norm"][key], rel=1e-5), (
+                    where,
+                    key,
+                )
             close = {"rel": 0.25 if sampled else 1e-5}
-            assert other["agreement"] == pytest.approx(one["agreement"], **close), where
-            assert other["gradient_norm"]["entry"] == pytest.approx(one["gradient_norm"]["entry"], **close), where
-            assert other["update_ratio"] == pytest.approx(one["update_ratio"], **close), where
+            assert other["agreement"] == pytest.approx(summary["agreement"], **close), where
+            assert other["gradient_norm"]["entry"] == pytest.approx(summary["gradient_norm"]["entry"], **close), where
+            assert other["update_ratio"] == pytest.approx(summary["update_ratio"], **close), where
             assert other["entry_participation"] == pytest.approx(
-                one["entry_participation"], **(close if not sampled else {"rel": 0.5})
+                summary["entry_participation"], **(close if not sampled else {"rel": 0.5})
             ), where
-            if len(one["shape"]) > 1:
-                assert one["dead"] == 1
-                assert one["exploding"] == one["shape"][0] - 1
+            if len(summary["shape"]) > 1:
+                assert summary["dead"] == 1
+                assert summary["exploding"] == summary["shape"][0] - 1
 
 
 def unfinished_sum():
@@ -95,7 +98,7 @@ def unfinished_sum():
     return probe.report()["0"].gradient_norm["whole"] / float(4 * grad.norm())
 
 
-def test_a_gradient_that_is_a_sum_yet_to_be_taken_is_seen_as_the_sum(ranks):
+def test_a_partial_gradient_is_observed_as_its_sum(ranks):
     assert ranks.run(4, unfinished_sum) == pytest.approx([1.0] * 4)
 
 
@@ -109,11 +112,11 @@ def broken_on_one_machine():
             grad[3] *= bad
             param.grad = shared_out(grad, mesh, [Shard(0)])
             optimizer.step()
-    one = probe.report()["0"]
-    return one.observed, one.nonfinite, one.dead, math.isfinite(one.gradient_norm["row"])
+    summary = probe.report()["0"]
+    return summary.observed, summary.nonfinite, summary.dead, math.isfinite(summary.gradient_norm["row"])
 
 
-def test_what_is_broken_on_one_machine_is_broken_for_all(ranks):
+def test_non_finite_gradients_on_one_machine_count_for_all(ranks):
     assert ranks.run(4, broken_on_one_machine) == [(3, 1, 0, True)] * 4
 
 
@@ -135,14 +138,14 @@ def zero_redundancy():
                 optimizer.step()
         found.append(
             {
-                name: (one["gradient_norm"], one["update_ratio"], one["dead"])
-                for name, one in probe.report().to_dict().items()
+                name: (summary["gradient_norm"], summary["update_ratio"], summary["dead"])
+                for name, summary in probe.report().to_dict().items()
             }
         )
     return found
 
 
-def test_an_optimizer_that_is_divided_over_machines_is_seen_on_each_of_them(ranks):
+def test_an_optimizer_divided_over_machines_is_observed_on_each_of_them(ranks):
     for alone, divided in ranks.run(4, zero_redundancy):
         assert alone.keys() == divided.keys()
         for name, (gradients, update, dead) in alone.items():

@@ -69,7 +69,7 @@ def test_a_rank_that_fails_says_so_and_the_others_do_not_wait_for_it(own_ranks, 
     assert not alive(pids)
 
 
-def test_worlds_do_not_get_in_each_others_way_and_end_cleanly(own_ranks, ranks):
+def test_worlds_do_not_interfere_and_end_cleanly(own_ranks, ranks):
     pids = own_ranks.run(3, process)
     for _ in range(3):
         assert own_ranks.run(3, total) == [3.0] * 3

@@ -33,7 +33,7 @@ def shard_of(x, mesh):
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0)], ids=str)
-def test_rows_keep_their_own_sets_when_ranks_change_places(ranks):
+def test_rows_keep_their_own_sets_when_ranks_swap(ranks):
     x = torch.full((6, 4), 10.0)
     domain = RowProduct(((3, RowBalls(1.0)), (3, RowBalls(5.0))))
     for rank in ranks:
@@ -45,7 +45,7 @@ def test_rows_keep_their_own_sets_when_ranks_change_places(ranks):
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0)], ids=str)
-def test_blocks_are_cut_where_the_rows_of_a_rank_are(ranks):
+def test_blocks_are_cut_at_the_rows_of_a_rank(ranks):
     """Six rows in three groups on two ranks: each has a whole group and half of the one in the middle."""
     for rank in ranks:
         with a_mesh(rank) as mesh:
@@ -56,7 +56,7 @@ def test_blocks_are_cut_where_the_rows_of_a_rank_are(ranks):
         assert sums == ([8.0, 4.0, 0.0] if rank == 0 else [0.0, 4.0, 8.0])
 
 
-def test_what_is_remembered_of_a_table_does_not_grow_with_its_rows():
+def test_the_cache_for_a_table_does_not_grow_with_its_rows():
     rows = 100_003
     with a_mesh(1) as mesh:
         param = shard_of(torch.zeros(rows, 1), mesh)

@@ -89,7 +89,7 @@ def counted_with(optimizer, layout, geometry):
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_hold_and_send_what_the_formulas_say(ranks, layout, geometry):
-    params, mesh = [scaling.Parameter(shape, layout.of(shape), dtype) for shape, dtype in TENSORS], layout.mesh
+    params, mesh = [scaling.ParameterSpec(shape, layout.of(shape), dtype) for shape, dtype in TENSORS], layout.mesh
     results = ranks.run(layout.world, counted, layout, geometry)
     for optimizer, formula in OPTIMIZERS.items():
         kind, found = formula(geometry), [result[optimizer] for result in results]
@@ -123,9 +123,9 @@ def moved_by_fsdp(mesh):
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
 def test_fsdp_moves_what_the_formulas_say(ranks, mesh):
     layout = (Replicate(), Shard(0))[-len(mesh) :]
-    params = [scaling.Parameter(shape, layout) for shape in ((10, 6), (10,), (7, 10), (7,))]
+    params = [scaling.ParameterSpec(shape, layout) for shape in ((10, 6), (10,), (7, 10), (7,))]
     replicas = 0 if len(mesh) == 2 else None
-    moved = scaling.moved_by_fsdp(params, mesh, len(mesh) - 1, replicas, torch.float32, torch.float32)
+    moved = scaling.fsdp_traffic(params, mesh, len(mesh) - 1, replicas, torch.float32, torch.float32)
     for found in ranks.run(math.prod(mesh), moved_by_fsdp, mesh):
         ranks_of_shards = mesh[-1]  # of what is gathered or scattered, each of them sends all shares but one
         assert found.pop("_allgather_base_") * (ranks_of_shards - 1) == moved.gathered * ranks_of_shards
@@ -134,7 +134,7 @@ def test_fsdp_moves_what_the_formulas_say(ranks, mesh):
         assert not found
 
 
-def test_the_page_has_the_tables_as_they_are_now():
+def test_the_page_has_the_current_tables():
     page = scaling.PAGE.read_text(encoding="utf-8")
     assert markdown.with_blocks(page, scaling.BLOCKS) == page
     assert page.count("<!-- begin: ") == len(scaling.BLOCKS)
@@ -147,5 +147,5 @@ def test_a_page_without_a_block_is_refused():
 
 
 def test_the_transformer_has_the_published_number_of_parameters():
-    for plan in scaling.PLANS:
-        assert sum(p.count * math.prod(p.shape) for p in scaling.llama(plan)) == 70_553_706_496
+    for setup in scaling.PARALLELISMS:
+        assert sum(p.count * math.prod(p.shape) for p in scaling.llama(setup)) == 70_553_706_496

@@ -29,8 +29,8 @@ def make(params, **options):
 
 def assert_all_differ(noises):
     """Independent coins agree on half of their throws."""
-    for one, other in itertools.combinations(noises, 2):
-        assert 0.4 < (one == other).float().mean() < 0.6
+    for noise, other in itertools.combinations(noises, 2):
+        assert 0.4 < (noise == other).float().mean() < 0.6
 
 
 def seeded(seed, layers=1):
@@ -54,15 +54,15 @@ def everything_else_differs():
     make([other]).step()
     assert_all_differ([*params, other])
 
-    one = halfway(*SHAPE)
-    optimizer, steps = make([one]), []
+    param = halfway(*SHAPE)
+    optimizer, steps = make([param]), []
     for _ in range(3):
         with torch.no_grad():
-            one.fill_(1.0)
+            param.fill_(1.0)
         optimizer.state.clear() if not steps else None
-        optimizer.state[one]["sum"].zero_() if steps else None
+        optimizer.state[param]["sum"].zero_() if steps else None
         optimizer.step()
-        steps.append(one.detach().clone())
+        steps.append(param.detach().clone())
     assert_all_differ(steps)
 
     dense, sparse = halfway(*SHAPE), halfway(*SHAPE)
@@ -90,7 +90,7 @@ def layers_differ_in_backward():
 
 
 @pytest.mark.parametrize("check", [seeds_count, everything_else_differs, layers_differ_in_backward])
-def test_noise_in_a_process_of_several(ranks, check):
+def test_noise_in_one_of_several_processes(ranks, check):
     ranks.run(2, check)
 
 
@@ -106,7 +106,7 @@ def shards_of_one(placements, geometry):
 
 
 @pytest.mark.parametrize("geometry", ["entry", "row", "column", Blocks(rows=2)], ids=str)
-def test_shards_of_a_parameter_draw_noise_of_their_own(ranks, geometry):
+def test_shards_of_a_parameter_draw_independent_noise(ranks, geometry):
     assert_all_differ(ranks.run(4, shards_of_one, (Shard(0), Shard(1)), geometry))
 
 
@@ -128,7 +128,7 @@ def pieces_of_a_shard():
     assert_all_differ([local[:4], local[8:12]] if torch.distributed.get_rank() == 0 else [local[:4], local[4:8]])
 
 
-def test_pieces_of_a_shard_draw_noise_of_their_own(ranks):
+def test_pieces_of_a_shard_draw_independent_noise(ranks):
     ranks.run(2, pieces_of_a_shard)
 
 
@@ -155,7 +155,7 @@ def agreed():
     return default_store().compare_set("tests/agreed", "", str(torch.distributed.get_rank())).decode()
 
 
-def test_ranks_agree_through_a_store_that_torch_has_no_public_name_for(ranks):
+def test_ranks_agree_through_torchs_private_default_store(ranks):
     """Last seen to hold in torch 2.13.0."""
     first, second = ranks.run(2, agreed)
     assert first == second

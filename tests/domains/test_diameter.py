@@ -26,7 +26,7 @@ RANK_ONE = [torch.outer(u, v).double() for u in SIDES[0] for v in SIDES[1]]
 
 
 @pytest.mark.parametrize("domain", BOUNDED, **named)
-def test_no_point_of_the_set_is_lower_than_the_argmin(domain):
+def test_no_point_of_the_set_has_a_lower_value_than_the_argmin(domain):
     for seed in range(20):
         g = draw(seed)
         lowest = domain.argmin(g)
@@ -44,7 +44,7 @@ def test_the_argmin_of_a_tiny_gradient_is_in_the_set():
     torch.testing.assert_close(FrobeniusBall(2.0).argmin(1e-170 * draw(1)), FrobeniusBall(2.0).argmin(draw(1)))
 
 
-def test_where_a_linear_function_has_no_bound():
+def test_unbounded_linear_functions_are_refused():
     assert torch.equal(NonNegative().argmin(draw(1).abs()), torch.zeros(SHAPE, dtype=torch.float64))
     for domain, g in ((NonNegative(), draw(1)), (WholeSpace(), draw(1).abs())):
         with pytest.raises(ValueError, match="is unbounded where the linear function falls"):
@@ -82,7 +82,7 @@ def test_the_diameter_is_reached_and_not_exceeded(domain, geometry):
     assert domain.diameter(geometry, SHAPE) == pytest.approx(widest(domain, geometry), rel=1e-9)
 
 
-def test_the_diameters_of_the_papers_ball():
+def test_the_diameters_of_the_ball_in_the_paper():
     for geometry in GEOMETRIES:
         assert FrobeniusBall(0.5).diameter(as_geometry(geometry), SHAPE) == pytest.approx(1.0, rel=1e-15)
     assert NonNegative().diameter(Blocks(rows=2), SHAPE) == math.inf

@@ -48,7 +48,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(shape):
     assert ((runs[0] * a).norm(dim=1) - 1).abs().max() < 1e-12
 
 
-def test_not_a_number_stays_in_its_block():
+def test_nan_stays_in_its_block():
     a, s = lengths_and_scales((3, 10), 1)
     a[1, 4] = math.nan
     factors = balls._native(a, s, (1,), 1e-15)

@@ -111,7 +111,7 @@ def test_points_of_the_set_stay_where_they_are(domain, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_second_projection_changes_no_bit(dtype):
+def test_a_second_projection_changes_no_bits(dtype):
     for domain in DOMAINS:
         for kind in SCALES:
             for seed in range(10):
@@ -164,7 +164,7 @@ def test_where_each_block_has_one_scale_the_metric_does_not_matter():
         torch.testing.assert_close(domain.project(x, draw_scale(kind, 9)), domain.project(x), rtol=1e-12, atol=1e-14)
 
 
-def test_a_heavier_row_moves_less():
+def test_a_row_with_a_larger_scale_moves_less():
     x = torch.ones(2, 3, dtype=torch.float64)
     y = FrobeniusBall(1.0).project(x, torch.tensor([[1.0], [10.0]]))
     assert (x - y)[1].norm() < 0.5 * (x - y)[0].norm()
@@ -180,7 +180,7 @@ def test_a_product_projects_its_parts():
 
 @pytest.mark.parametrize("domain", [d for d in DOMAINS if d.is_separable_by_rows(SHAPE)], **named)
 @pytest.mark.parametrize("kind", SCALES)
-def test_separable_sets_project_rows_alone(domain, kind):
+def test_separable_sets_project_rows_separately(domain, kind):
     x, scale = 2 * draw(6), draw_scale(kind, 6)
     rows = torch.tensor([0, 2, 3, 5])
     some = scale[rows] if scale.dim() and len(scale) > 1 else scale
@@ -208,7 +208,7 @@ def test_which_sets_are_separable_by_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_narrow_dtypes_are_projected_in_a_wide_one_and_rounded_once(dtype):
+def test_narrow_dtypes_are_projected_in_a_wider_dtype_and_rounded_once(dtype):
     for domain in DOMAINS:
         for kind in SCALES:
             x, scale = 2 * draw(3, dtype=dtype), draw_scale(kind, 3).to(torch.float32)
@@ -244,7 +244,7 @@ def test_complex_balls():
     torch.testing.assert_close(torch.view_as_real(y), as_reals)
 
 
-def test_a_small_violation_is_seen_next_to_large_numbers():
+def test_a_small_violation_is_detected_next_to_large_numbers():
     assert not NonNegative().contains(torch.tensor([-0.1, 1.0], dtype=torch.bfloat16))
     assert not NonNegative().contains(torch.tensor([-1.0, 1e6]))
     assert not FrobeniusBall(1.0).contains(torch.full((100, 100), 0.011, dtype=torch.bfloat16))
@@ -258,7 +258,7 @@ def test_gradients_flow_through_projections():
         torch.autograd.gradcheck(domain.project, (x, draw_scale("row", 1)))
 
 
-def test_not_a_number_is_in_no_bounded_set():
+def test_nan_is_in_no_bounded_set():
     x = draw(1)
     x[2, 1] = math.nan
     assert not any(domain.contains(x) for domain in BOUNDED)

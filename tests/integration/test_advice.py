@@ -35,7 +35,7 @@ def test_the_page_shows_the_plan_the_race_and_the_heat_maps(advice, show):
     shown = show(document(advice))
     for name in ("race-curves", "race-rates", "race-state"):
         shown.wait_for_selector(f"[data-leading={name}] .main-svg")
-        assert set(names(drawn(shown, name))) == {one.name for one in advice.race.outcomes}
+        assert set(names(drawn(shown, name))) == {outcome.name for outcome in advice.race.outcomes}
     assert shown.locator("#standings tbody tr").count() == len(advice.race.standings)
     assert shown.locator("#standings").get_by_text("← the plan").count() == 1
     assert shown.locator("#choices tbody tr").count() == 4

@@ -83,7 +83,7 @@ def test_after_a_worker_is_killed_the_run_ends_where_an_unbroken_one_does(unbrok
             time.sleep(0.02)
         os.kill(workers(process)[-1], signal.SIGKILL)
         output = finished(process)
-    assert "going on after step" in output, "it was over before it was killed"
+    assert "resuming after step" in output, "it was over before it was killed"
     _, expected = unbroken
     weights = torch.load(tmp_path / "weights.pt")
     assert weights.keys() == expected.keys()

@@ -104,8 +104,8 @@ def test_fbgemms_run_goes_on_here_and_there_again(features, pooling, widths, opt
         else:
             step_there(tables, index, upstream)
     assert_same_parameters(tables.split_embedding_weights(), unbroken.split_embedding_weights())
-    for (one,), (other,) in zip(tables.split_optimizer_states(), unbroken.split_optimizer_states(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    for (state,), (expected,) in zip(tables.split_optimizer_states(), unbroken.split_optimizer_states(), strict=True):
+        torch.testing.assert_close(state, expected, rtol=1e-6, atol=0)
     assert tables.iter.item() == unbroken.iter.item() == 12
     assert len({id(module) for module in modules}) == max(features) + 1
 
@@ -123,17 +123,17 @@ def test_fbgemms_tables_there_and_back_are_the_same_bit_for_bit(features, poolin
     assert optimizer.param_groups[0]["param_names"] == back.table_names == names
     assert (back.optimizer_args, back.get_learning_rate()) == (tables.optimizer_args, tables.get_learning_rate())
     assert (back.feature_table_map, back.pooling_mode) == (features, tables.pooling_mode)
-    for one, two in zip(back.split_embedding_weights(), tables.split_embedding_weights(), strict=True):
-        assert torch.equal(one, two)
+    for returned, original in zip(back.split_embedding_weights(), tables.split_embedding_weights(), strict=True):
+        assert torch.equal(returned, original)
     taken = {module.weight.data_ptr() for module in modules}
     assert taken.isdisjoint(weight.data_ptr() for weight in tables.split_embedding_weights()), "weights are copies"
-    for one, two in zip(back.split_optimizer_states(), tables.split_optimizer_states(), strict=True):
-        assert torch.equal(one[0], two[0])
-        assert one[0].count_nonzero()
-    for one, two in zip(modules, again, strict=True):
-        assert torch.equal(one.weight, two.weight)
-        assert torch.equal(optimizer.state[one.weight]["sum"], other.state[two.weight]["sum"])
-        assert optimizer.state[one.weight]["step"] == other.state[two.weight]["step"] == 3
+    for returned, original in zip(back.split_optimizer_states(), tables.split_optimizer_states(), strict=True):
+        assert torch.equal(returned[0], original[0])
+        assert returned[0].count_nonzero()
+    for returned, original in zip(modules, again, strict=True):
+        assert torch.equal(returned.weight, original.weight)
+        assert torch.equal(optimizer.state[returned.weight]["sum"], other.state[original.weight]["sum"])
+        assert optimizer.state[returned.weight]["step"] == other.state[original.weight]["step"] == 3
     numbers = ("lr", "eps", "weight_decay", "decoupled_weight_decay", "reduction")
     assert options_of(optimizer, numbers) == options_of(other, numbers)
 
@@ -237,14 +237,14 @@ def test_what_rows_have_and_fbgemm_has_not_is_refused(modules, make, words, fbge
 
 
 def test_features_of_one_table_that_are_apart_and_frozen_tables_are_refused(fbgemm):
-    one, two = bags(4, 4)
-    optimizer = RowAdaGrad([one.weight, two.weight])
-    with pytest.raises(ValueError, match=r"tables \[0, 1, 0\]: FBGEMM wants those of one table next to each other"):
-        fbgemm.to_fbgemm([one, two, one], optimizer)
-    two.weight.requires_grad_(False)
+    first, second = bags(4, 4)
+    optimizer = RowAdaGrad([first.weight, second.weight])
+    with pytest.raises(ValueError, match=r"tables \[0, 1, 0\]: FBGEMM needs those of one table next to each other"):
+        fbgemm.to_fbgemm([first, second, first], optimizer)
+    second.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="requires_grad=False of table 1"):
-        fbgemm.to_fbgemm([one, two], optimizer)
+        fbgemm.to_fbgemm([first, second], optimizer)
     with pytest.raises(
-        TypeError, match="tables must be of the kind SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"
+        TypeError, match="tables must be an instance of SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"
     ):
-        fbgemm.from_fbgemm(one)
+        fbgemm.from_fbgemm(first)

@@ -249,7 +249,7 @@ def test_a_run_is_that_of_a_plain_loop(train, optimizer, precision, tmp_path):
 
 def test_autocast_makes_a_difference():
     apart = [plain(Setting(bf16=bf16)).hidden.weight - plain(Setting()).hidden.weight for bf16 in (False, True)]
-    assert [bool(one.any()) for one in apart] == [False, True]
+    assert [bool(difference.any()) for difference in apart] == [False, True]
 
 
 @frameworks
@@ -302,7 +302,7 @@ def test_the_trainer_makes_the_optimizer_with_its_own_groups_and_linear_warmup(c
     torch.manual_seed(0)
     alone, steps = Reader(), Setting().steps
     decayed = [alone.words.weight, alone.hidden.weight, alone.head.weight]
-    spared = [param for param in alone.parameters() if all(param is not one for one in decayed)]
+    spared = [param for param in alone.parameters() if all(param is not other for other in decayed)]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
     optimizer = cls(groups, **options)  # learning_rate=123 is not handed on: the optimizer's own counts
     scheduler = LambdaLR(optimizer, lambda step: step / 4 if step < 4 else (steps - step) / (steps - 4))

@@ -167,7 +167,7 @@ def test_projections_of_a_batch_are_projections_one_by_one():
     scale = jnp.array(draw_scale("row", 0).float().numpy())
     for domain in (FrobeniusBall(1.0), RowSimplex(), Balls(1.0, Blocks(columns=2))):
         batch = jax.vmap(lambda x, domain=domain: ours.project(domain, x, scale))(x)
-        each = jnp.stack([ours.project(domain, one, scale) for one in x])
+        each = jnp.stack([ours.project(domain, matrix, scale) for matrix in x])
         np.testing.assert_allclose(batch, each, rtol=1e-6, atol=1e-7)
 
 

@@ -133,7 +133,7 @@ def test_a_population_is_trained_at_once():
         return x
 
     together = jax.jit(jax.vmap(train))(rates, x, grads)
-    each = jnp.stack([train(*one) for one in zip(rates, x, grads, strict=True)])
+    each = jnp.stack([train(*member) for member in zip(rates, x, grads, strict=True)])
     np.testing.assert_allclose(together, each, rtol=1e-5, atol=1e-6)
 
 

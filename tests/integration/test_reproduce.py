@@ -21,7 +21,7 @@ def out(tmp_path_factory):
     assert "\033" not in first.stdout + first.stderr  # colours and bars are for terminals
     written = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     second = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8")
-    assert "cells to run, 0 stored already" not in second.stdout
+    assert "cells to run, 0 already stored" not in second.stdout
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == written
     return out
 

@@ -135,7 +135,7 @@ def test_what_is_not_here_is_refused(torchrec):
         torchrec.from_torchrec(torchrec.RowWiseAdagrad(table(), lr_decay=0.1))
     with pytest.raises(ValueError, match=r"shape \(5, 3, 2\): TorchRec's steps are for matrices only"):
         torchrec.from_torchrec(torchrec.RowWiseAdagrad(parameters([(5, 3, 2)])))
-    with pytest.raises(TypeError, match="optimizer must be of the kind RowWiseAdagrad, got Adagrad"):
+    with pytest.raises(TypeError, match="optimizer must be an instance of RowWiseAdagrad, got Adagrad"):
         torchrec.from_torchrec(torch.optim.Adagrad(table()))
-    with pytest.raises(TypeError, match="optimizer must be of the kind MatrixAdaGrad, got RowMomentum"):
+    with pytest.raises(TypeError, match="optimizer must be an instance of MatrixAdaGrad, got RowMomentum"):
         torchrec.to_torchrec(RowMomentum(table()))

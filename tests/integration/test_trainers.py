@@ -37,17 +37,17 @@ class Tokens(Dataset):
 
 
 def assert_same_summaries(mine, theirs):
-    assert [one.name for one in mine] == [one.name for one in theirs]
-    for one, other in zip(mine, theirs, strict=True):
-        assert (one.steps, one.observed, one.nonfinite, one.dead) == (
+    assert [summary.name for summary in mine] == [summary.name for summary in theirs]
+    for summary, other in zip(mine, theirs, strict=True):
+        assert (summary.steps, summary.observed, summary.nonfinite, summary.dead) == (
             other.steps,
             other.observed,
             other.nonfinite,
             other.dead,
         )
-        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-4)
-        assert one.weight_norm == pytest.approx(other.weight_norm, rel=1e-4)
-        assert one.update_ratio == pytest.approx(other.update_ratio, rel=1e-3)
+        assert summary.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-4)
+        assert summary.weight_norm == pytest.approx(other.weight_norm, rel=1e-4)
+        assert summary.update_ratio == pytest.approx(other.update_ratio, rel=1e-3)
 
 
 def scalars_in(folder):
@@ -163,7 +163,7 @@ def test_a_lightning_fit_is_resumed_with_a_probe(tmp_path):
     trainer, _ = fit(PACKAGES[0], tmp_path, callback)
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
     _, module = fit(PACKAGES[0], tmp_path, callback, epochs=2, resume=tmp_path / "saved.ckpt")
-    assert {one.observed for one in callback.report} == {STEPS}
+    assert {summary.observed for summary in callback.report} == {STEPS}
     assert list(scalars_in(tmp_path / "board")["update_ratio/model.0.weight"]) == [STEPS, 2 * STEPS]
     alone = Wrapped()
     plain_loop(alone, RowAdaGrad(alone.parameters(), lr=0.1), loss_of, epochs=2)
@@ -177,7 +177,7 @@ def test_a_lightning_fit_that_fails_leaves_no_probe_behind(tmp_path):
     with pytest.raises(OSError, match="the disk is gone"):
         fit(PACKAGES[0], tmp_path, callback, fails=True)
     assert callback.report is None
-    assert {one.observed for one in callback.probe.report()} == {3}
+    assert {summary.observed for summary in callback.probe.report()} == {3}
     assert not callback.probe.optimizers[0]._optimizer_step_pre_hooks
 
 
@@ -249,7 +249,7 @@ def test_a_transformers_training_is_resumed_with_a_probe(tmp_path):
     whole, _ = trained(tmp_path / "whole")
     trained(tmp_path / "parts", steps=4)
     resumed, callback = trained(tmp_path / "parts", resume=True)
-    assert {one.observed for one in callback.report} == {4}
+    assert {summary.observed for summary in callback.report} == {4}
     assert list(scalars_in(tmp_path / "parts")["train/update_ratio/transformer.wte.weight"]) == [4, STEPS]
     torch.testing.assert_close(
         dict(resumed.model.named_parameters()), dict(whole.model.named_parameters()), rtol=1e-5, atol=1e-6

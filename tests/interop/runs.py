@@ -29,14 +29,14 @@ def run(optimizer, params, steps, but=None):
 
 
 def assert_same_parameters(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    for param, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(param, expected, rtol=1e-6, atol=1e-6)
 
 
-def assert_bit_equal_states(one, other, params):
+def assert_bit_equal_states(optimizer, other, params):
     for param in params:
-        assert set(one.state[param]) == set(other.state[param])
-        for key, value in one.state[param].items():
+        assert set(optimizer.state[param]) == set(other.state[param])
+        for key, value in optimizer.state[param].items():
             assert torch.equal(value, other.state[param][key]), key
 
 

@@ -124,7 +124,7 @@ def test_the_sum_goes_to_entries_and_back_to_rounding_and_where_roots_are_exact_
 def test_the_sum_takes_the_steps_of_the_mean_with_a_group_for_each_width():
     shapes = [(7, 6), (9, 6), (5, 4), (8,)]
     entries = [Adagrad(params, lr=0.1, eps=0.5) for params in (parameters(shapes), parameters(shapes))]
-    mean, total = (from_adagrad(one, reduction=way) for one, way in zip(entries, ("mean", "sum"), strict=True))
+    mean, total = (from_adagrad(run, reduction=kind) for run, kind in zip(entries, ("mean", "sum"), strict=True))
     ends = []
     for optimizer, theirs in ((mean, entries[0]), (total, entries[1])):
         params = theirs.param_groups[0]["params"]
@@ -155,7 +155,7 @@ def test_what_schedulers_keep_in_a_group_is_scaled_with_the_learning_rate():
 
 
 def test_decoupled_decay_of_nothing_is_carried_over():
-    assert to_adagrad(RowAdaGrad(one(), decoupled_weight_decay=True)).param_groups[0]["weight_decay"] == 0
+    assert to_adagrad(RowAdaGrad(a_parameter(), decoupled_weight_decay=True)).param_groups[0]["weight_decay"] == 0
 
 
 def test_a_parameter_that_torch_has_no_state_for_starts_where_torch_starts_it():
@@ -171,7 +171,7 @@ def test_a_parameter_that_torch_has_no_state_for_starts_where_torch_starts_it():
 
 @pytest.mark.parametrize("convert", [lambda ours: from_adagrad(to_adagrad(ours), "entry"), to_adagrad])
 def test_a_tensor_as_learning_rate_is_copied_for_schedulers_write_into_it(convert):
-    ours = MatrixAdaGrad(one(), torch.tensor(0.1), geometry="entry", reduction="mean")
+    ours = MatrixAdaGrad(a_parameter(), torch.tensor(0.1), geometry="entry", reduction="mean")
     moved = convert(ours)
     for lr in (moved.param_groups[0]["lr"], moved.defaults["lr"]):
         lr.fill_(0.5)
@@ -191,24 +191,30 @@ def test_narrow_sums_are_taken_over_as_they_are_and_go_on_wide(geometry):
     )
 
 
-def one():
+def a_parameter():
     return parameters([(4, 4)])
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: from_adagrad(Adagrad(one(), lr_decay=0.1)), "lr_decay=0.1 .* use a scheduler"),
-        (lambda: from_adagrad(Adagrad(one(), differentiable=True)), "differentiable=True"),
+        (lambda: from_adagrad(Adagrad(a_parameter(), lr_decay=0.1)), "lr_decay=0.1 .* use a scheduler"),
+        (lambda: from_adagrad(Adagrad(a_parameter(), differentiable=True)), "differentiable=True"),
         (lambda: from_adagrad(Adagrad([torch.nn.Parameter(torch.ones(2, 2) + 1j)])), "parameter 0 is torch.complex64"),
-        (lambda: from_adagrad(Adagrad(one()), "diagonal"), "geometry must be one of"),
-        (lambda: from_adagrad(Adagrad(one()), reduction="max"), "reduction must be 'sum' or 'mean', got 'max'"),
-        (lambda: to_adagrad(RowAdaGrad(one(), domain=RowBalls(100.0))), "domain=.* never projects"),
-        (lambda: to_adagrad(RowAdaGrad(one(), weight_decay=0.1, decoupled_weight_decay=True)), "decoupled_.*=True"),
-        (lambda: to_adagrad(RowAdaGrad(one(), capturable=True)), "capturable=True"),
-        (lambda: to_adagrad(ColumnAdaGrad(one(), differentiable=True)), "differentiable=True"),
-        (lambda: to_adagrad(RowAdaGrad(one(), eps=0)), "eps=0 .* 0/0 is NaN there"),
-        (lambda: to_adagrad(RowAdaGrad([one()[0].detach().bfloat16().requires_grad_()])), "0 is torch.bfloat16"),
+        (lambda: from_adagrad(Adagrad(a_parameter()), "diagonal"), "geometry must be one of"),
+        (lambda: from_adagrad(Adagrad(a_parameter()), reduction="max"), "reduction must be 'sum' or 'mean', got 'max'"),
+        (lambda: to_adagrad(RowAdaGrad(a_parameter(), domain=RowBalls(100.0))), "domain=.* never projects"),
+        (
+            lambda: to_adagrad(RowAdaGrad(a_parameter(), weight_decay=0.1, decoupled_weight_decay=True)),
+            "decoupled_.*=True",
+        ),
+        (lambda: to_adagrad(RowAdaGrad(a_parameter(), capturable=True)), "capturable=True"),
+        (lambda: to_adagrad(ColumnAdaGrad(a_parameter(), differentiable=True)), "differentiable=True"),
+        (lambda: to_adagrad(RowAdaGrad(a_parameter(), eps=0)), "eps=0 .* 0/0 is NaN there"),
+        (
+            lambda: to_adagrad(RowAdaGrad([a_parameter()[0].detach().bfloat16().requires_grad_()])),
+            "0 is torch.bfloat16",
+        ),
     ],
 )
 def test_what_cannot_be_carried_over_is_refused_by_name(make, words):
@@ -217,7 +223,7 @@ def test_what_cannot_be_carried_over_is_refused_by_name(make, words):
 
 
 def test_other_optimizers_are_refused():
-    with pytest.raises(TypeError, match="optimizer must be of the kind Adagrad, got SGD"):
-        from_adagrad(torch.optim.SGD(one(), lr=0.1))
-    with pytest.raises(TypeError, match="optimizer must be of the kind MatrixAdaGrad, got RowMomentum"):
-        to_adagrad(RowMomentum(one()))
+    with pytest.raises(TypeError, match="optimizer must be an instance of Adagrad, got SGD"):
+        from_adagrad(torch.optim.SGD(a_parameter(), lr=0.1))
+    with pytest.raises(TypeError, match="optimizer must be an instance of MatrixAdaGrad, got RowMomentum"):
+        to_adagrad(RowMomentum(a_parameter()))

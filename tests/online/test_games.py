@@ -106,7 +106,7 @@ def test_completion_on_balls_of_columns_weighs_entries_by_their_counts():
         (lambda: Motivating(3, 4, radius=0.5), "radius must be positive and less than 0.5, got 0.5"),
         (
             lambda: ExampleStream(torch.tensor([0]), torch.ones(2, 3), torch.ones(2), 1),
-            r"of one length, at least 1, got \(1, 2, 2\)",
+            r"the same length, at least 1, got \(1, 2, 2\)",
         ),
         (
             lambda: ExampleStream(torch.tensor([4]), torch.ones(1, 3), torch.ones(1), 4),

@@ -142,7 +142,7 @@ def test_the_full_scheme_is_the_papers_formula(side):
         assert proximal.trace() == pytest.approx(float(scheme.roots().sum()) + 0.1 * len(total))
 
 
-def test_with_gradients_that_do_not_couple_rows_the_full_scheme_is_row_adagrad():
+def test_with_gradients_that_do_not_couple_rows_the_full_schemeis_row_adagrad():
     full = MirrorDescent(torch.zeros(SHAPE, dtype=torch.float64), AdaGrad(Full("row"), 1e-3), FrobeniusBall(1.0), 0.5)
     rows = MirrorDescent(torch.zeros(SHAPE, dtype=torch.float64), AdaGrad("row", 1e-3), FrobeniusBall(1.0), 0.5)
     for t in range(12):
@@ -177,7 +177,7 @@ def test_a_scheme_of_your_own_is_measured_by_the_general_bound():
     game = Adversarial(5, 4)
     learner = MirrorDescent(torch.zeros(SHAPE, dtype=torch.float64), Cubes(0.1), game.domain, 0.5)
     regret = RegretMeter(learner).play(game, 300)
-    assert [one.place for one in regret.inequalities] == ["Cor. 1", "Cor. 1"]
+    assert [inequality.place for inequality in regret.inequalities] == ["Cor. 1", "Cor. 1"]
     assert regret.holds
     with pytest.raises(ValueError, match="only a run with an AdaGrad scheme has a trade-off"):
         _ = regret.tradeoff
@@ -209,13 +209,13 @@ def test_a_saved_learner_goes_on_with_the_same_bits(scheme):
     ("make", "error", "words"),
     [
         (lambda: RowWise(torch.tensor([[1.0, 2.0], [0.0, 1.0]])), ValueError, "must be symmetric, .* by 2"),
-        (lambda: RowWise(torch.tensor([[1.0, 2.0], [2.0, 1.0]])), ValueError, "positive definite, .* least .* is -1"),
+        (lambda: RowWise(torch.tensor([[1.0, 2.0], [2.0, 1.0]])), ValueError, "positive definite, .* smallest .* -1"),
         (lambda: ColumnWise(torch.tensor([1.0, 0.0])), ValueError, "positive definite, .* is 0"),
         (lambda: RowWise(torch.ones(2, 3)), ValueError, r"square matrix or the vector .* got \(2, 3\)"),
         (lambda: Scaled(torch.tensor([1.0, float("nan")])), ValueError, "positive definite, .* is nan"),
         (lambda: MirrorDescent(torch.ones(2, 2), AdaGrad("row"), delta=1.0), ValueError, "delta=1.0 is for a geometry"),
         (lambda: AdaGrad("row", 0.0), ValueError, "delta must be positive and finite, got 0.0"),
-        (lambda: MirrorDescent(torch.ones(2, 2), "row", FrobeniusBall(1.0)), ValueError, "x1 lies outside of .* of 1:"),
+        (lambda: MirrorDescent(torch.ones(2, 2), "row", FrobeniusBall(1.0)), ValueError, "x1 lies outside .* of 1:"),
         (lambda: MirrorDescent(torch.ones(2, 2).int(), "row"), TypeError, "floating-point dtype, got torch.int32"),
         (
             lambda: MirrorDescent(torch.ones(2, 2), "row", eta=-1.0),

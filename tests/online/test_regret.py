@@ -140,13 +140,13 @@ def test_the_table_and_the_figures():
     regret = RegretMeter(learner(game), bounds_for=("entry",)).play(game, 24, exact=True)
     table = regret.table()
     assert table.startswith("24 rounds: loss ")
-    assert all(one.name in table for one in regret.inequalities)
+    assert all(inequality.name in table for inequality in regret.inequalities)
     assert "FAILS" not in table
     figures = json.loads(json.dumps(regret.to_dict()))
     assert figures["regret"] == regret.regret
     assert figures["tradeoff"]["used"] == regret.tradeoff.used.tolist()
     assert len(figures["tradeoff"]["optimal"]) == 6
-    assert {one["place"] for one in figures["inequalities"]} >= {"Cor. 1", "Cor. 2", "Thm 1", "App. E"}
+    assert {inequality["place"] for inequality in figures["inequalities"]} >= {"Cor. 1", "Cor. 2", "Thm 1", "App. E"}
     assert "Thm 2" in RegretMeter(learner(game, "column")).play(game, 24).table()
 
 

@@ -235,7 +235,7 @@ def test_a_scheme_without_a_stabilizer_leaves_out_the_bounds_that_have_it():
     game = GAMES["linear"]
     x1 = torch.zeros(6, 4, dtype=torch.float64)
     regret = RegretMeter(MirrorDescent(x1, Rows(), game.domain)).play(game, 20)
-    assert {one.place for one in regret.inequalities} == {"Cor. 1"}
+    assert {inequality.place for inequality in regret.inequalities} == {"Cor. 1"}
     assert regret.holds
     assert regret.to_dict()["delta"] is None
 
@@ -273,9 +273,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         (Adversarial(6, 4, FrobeniusBall(2.0)), learner(Adversarial(6, 4, FrobeniusBall(2.0)))),
     )
     for other_game, player in others:
-        with pytest.raises(ValueError, match=r"(?s)run.pt is of another run:.*Adversarial"):
+        with pytest.raises(ValueError, match=r"(?s)run.pt belongs to another run:.*Adversarial"):
             RegretMeter(player).play(other_game, 10, checkpoint=file)
-    with pytest.raises(ValueError, match="at least the 10 that were played already, got 5"):
+    with pytest.raises(ValueError, match="at least the 10 already played, got 5"):
         RegretMeter(learner(game)).play(game, 5, checkpoint=file)
 
 

@@ -43,7 +43,7 @@ def test_a_solution_that_is_not_good_enough_is_refused():
         quadratic(0, 1e6), FrobeniusBall(1.0), torch.zeros(5, 4, dtype=torch.float64), tolerance=1e-8, max_steps=3
     )
     assert solution.gap > solution.tolerance
-    with pytest.raises(RuntimeError, match="stopped at a gap of .* was asked for"):
+    with pytest.raises(RuntimeError, match="stopped at a gap of .* was requested"):
         solution.certified()
 
 

@@ -145,14 +145,14 @@ def written(batch):
     return [*batch.params, *batch.averages, *batch.statistics, *(update.step for update in batch)]
 
 
-def assert_close(one, two):
-    for a, b in zip(written(one), written(two), strict=True):
+def assert_close(batch, expected):
+    for a, b in zip(written(batch), written(expected), strict=True):
         rtol, atol = TOLERANCE[a.dtype]
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 
 
-def assert_equal(one, two):
-    assert_bitwise(written(one), written(two))
+def assert_equal(batch, expected):
+    assert_bitwise(written(batch), written(expected))
 
 
 @st.composite

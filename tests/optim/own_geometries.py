@@ -1,4 +1,4 @@
-"""Geometries that are no partitions, as a user would write them."""
+"""Geometries that are not partitions, as a user would write them."""
 
 from dataclasses import dataclass
 

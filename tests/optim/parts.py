@@ -28,9 +28,9 @@ def trained(steps=3):
     return train(lambda params: CombinedOptimizer(parts_of(params)), make_params(shapes=SHAPES), steps)
 
 
-def assert_same_saved(one, two):
-    torch.testing.assert_close(one["state"], two["state"], rtol=0, atol=0)
-    assert one["param_groups"] == two["param_groups"]
+def assert_same_saved(saved, expected):
+    torch.testing.assert_close(saved["state"], expected["state"], rtol=0, atol=0)
+    assert saved["param_groups"] == expected["param_groups"]
 
 
 class Model(torch.nn.Module):

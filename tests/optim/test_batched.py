@@ -24,16 +24,16 @@ def test_a_batch_takes_the_steps_of_its_matrices(geometry, cls, way):
     (batch,) = make_params(shapes=[SHAPE])
     alone = [Parameter(x.clone()) for x in batch.detach().flatten(0, 1)]
     options = {"lr": 0.1, "reduction": "mean", "weight_decay": 0.1, **WAYS[way]}
-    one, many = cls([batch], geometry=Batched(geometry), **options), cls(alone, geometry=geometry, **options)
+    batched, separate = cls([batch], geometry=Batched(geometry), **options), cls(alone, geometry=geometry, **options)
     for t in range(3):
         (batch.grad,) = make_grads([batch], t)
         for x, grad in zip(alone, batch.grad.flatten(0, 1), strict=True):
             x.grad = grad
-        one.step()
-        many.step()
+        batched.step()
+        separate.step()
     assert_same([batch.flatten(0, 1)], [torch.stack(alone)], rtol=1e-12, atol=1e-13)
-    statistics = torch.stack([many.state[x][cls.STATISTIC] for x in alone])
-    assert_same([one.state[batch][cls.STATISTIC].flatten(0, 1)], [statistics], rtol=1e-12, atol=0)
+    statistics = torch.stack([separate.state[x][cls.STATISTIC] for x in alone])
+    assert_same([batched.state[batch][cls.STATISTIC].flatten(0, 1)], [statistics], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -41,14 +41,14 @@ def test_a_batch_takes_the_steps_of_its_matrices(geometry, cls, way):
 def test_the_kernels_take_the_rows_of_a_batch_for_the_rows_of_one_matrix(cls, by_row, dtype):
     (batch,) = make_params(dtype, [SHAPE])
     stacked = Parameter(batch.detach().clone().view(-1, SHAPE[-1]))
-    one, other = cls([batch], geometry=Batched(Row()), fused=True), by_row([stacked], fused=True)
+    batched, flat = cls([batch], geometry=Batched(Row()), fused=True), by_row([stacked], fused=True)
     for t in range(3):
         (batch.grad,) = make_grads([batch], t)
         stacked.grad = batch.grad.view(stacked.shape)
-        one.step()
-        other.step()
+        batched.step()
+        flat.step()
     assert_bitwise([batch.view(stacked.shape)], [stacked])
-    assert one.state[batch][cls.STATISTIC].shape == (*SHAPE[:-1], 1)
+    assert batched.state[batch][cls.STATISTIC].shape == (*SHAPE[:-1], 1)
 
 
 @pytest.mark.parametrize("geometry", [Row(), Column(), Blocks(rows=2)], ids=str)

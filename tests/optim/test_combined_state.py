@@ -117,11 +117,11 @@ def test_state_that_is_made_between_steps_leaves_that_of_others_alone():
     assert optimizer.state[params[2]]["step"] == 0
 
     old, new = make_params(shapes=((2, 3), (3, 2)))
-    one = CombinedOptimizer([AdamW([old, new])])
+    combined = CombinedOptimizer([AdamW([old, new])])
     old.grad = torch.ones_like(old)
-    one.step()
-    one.init_state()
-    assert (one.state[old]["step"], one.state[new]["step"]) == (1, 0)
+    combined.step()
+    combined.init_state()
+    assert (combined.state[old]["step"], combined.state[new]["step"]) == (1, 0)
 
 
 OTHERS = {
@@ -199,6 +199,6 @@ def test_torchs_checkpoints_hold_all_of_it(tmp_path):
     third = Model()
     resumed = CombinedOptimizer(parts_of(list(third.own)))
     assert Checkpoints(tmp_path, third, resumed).resume() == 3
-    for one, two in ((model, optimizer), (third, resumed)):
-        train(None, list(one.own), 2, 3, two)
+    for each, stepper in ((model, optimizer), (third, resumed)):
+        train(None, list(each.own), 2, 3, stepper)
     assert_bitwise(list(third.own), list(model.own))

@@ -118,17 +118,19 @@ needs_a_compiler = pytest.mark.skipif(
 
 @needs_a_compiler
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # it counts the calls of its own wrapper
-@pytest.mark.parametrize("entrant", [one for one in CLASSES if one.cls in (ColumnAdaGrad, RowMomentum)], ids=str)
+@pytest.mark.parametrize(
+    "entrant", [setting for setting in CLASSES if setting.cls in (ColumnAdaGrad, RowMomentum)], ids=str
+)
 def test_compile_makes_one_graph_for_a_schedule_of_twenty_rates(entrant):
     """With a group for every setting, so that the graph holds all of them; the next test has all geometries."""
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
-    options = [one for one in settings(entrant) if "lr" not in one]  # the rate is the schedule's
+    options = [setting for setting in settings(entrant) if "lr" not in setting]  # the rate is the schedule's
     shapes = [(6, 4), (5,), (4, 2, 3, 3)]
 
     def make(lr, **rest):
         params = [make_params(torch.float32, shapes, seed=seed) for seed in range(len(options))]
-        groups = [{"params": given, **one, "lr": lr()} for given, one in zip(params, options, strict=True)]
+        groups = [{"params": given, **setting, "lr": lr()} for given, setting in zip(params, options, strict=True)]
         return [p for given in params for p in given], entrant(groups, lr=lr(), **rest)
 
     params, optimizer = make(lambda: torch.tensor(0.1))

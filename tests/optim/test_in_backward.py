@@ -72,18 +72,18 @@ def decay(optimizer):
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
-def assert_equal(one, other):
-    for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
+def assert_equal(model, other):
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_same_loop_takes_the_same_steps(name):
     after, during = network(name), network(name)
-    one, other = OPTIMIZERS[name](after), OPTIMIZERS[name](during)
-    train(after, one, decay(one), 6)
-    step_in_backward(other)
-    train(during, other, decay(other), 6)
+    ordinary, stepping = OPTIMIZERS[name](after), OPTIMIZERS[name](during)
+    train(after, ordinary, decay(ordinary), 6)
+    step_in_backward(stepping)
+    train(during, stepping, decay(stepping), 6)
     assert_equal(after, during)
     assert all(param.grad is None for param in during.parameters())
 
@@ -91,8 +91,8 @@ def test_the_same_loop_takes_the_same_steps(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_checkpoint_of_either_loop_goes_on_in_the_other(name):
     unbroken, broken = network(name), network(name)
-    one = OPTIMIZERS[name](unbroken)
-    train(unbroken, one, decay(one), 6)
+    ordinary = OPTIMIZERS[name](unbroken)
+    train(unbroken, ordinary, decay(ordinary), 6)
     first = OPTIMIZERS[name](broken)
     scheduler = decay(first)
     with step_in_backward(first):
@@ -132,10 +132,10 @@ def test_gradients_exist_a_few_at_a_time():
 def test_after_removal_gradients_stay_and_accumulation_ends_with_the_last_pass():
     accumulated, summed = nn.Linear(4, 2), nn.Linear(4, 2)
     summed.load_state_dict(accumulated.state_dict())
-    one, other = (RowAdaGrad(model.parameters(), lr=0.1) for model in (accumulated, summed))
+    stepping, other = (RowAdaGrad(model.parameters(), lr=0.1) for model in (accumulated, summed))
     first, last = torch.randn(3, 4), torch.randn(3, 4)
     accumulated(first).square().sum().backward()
-    with step_in_backward(one):
+    with step_in_backward(stepping):
         accumulated(last).square().sum().backward()
     (summed(first).square().sum() + summed(last).square().sum()).backward()
     other.step()
@@ -164,11 +164,11 @@ def test_a_probe_sees_what_it_sees_in_the_ordinary_loop():
         looked_at = step_in_backward(optimizer).optimizers if in_backward else optimizer
         with Probe(model, looked_at, every=1) as probe:
             train(model, optimizer, decay(optimizer), 4)
-        reports.append([one for one in probe.report() if one.name != "unused"])
-    for one, other in zip(*reports, strict=True):
-        assert (one.name, one.observed) == (other.name, other.observed)
-        assert one.gradient_norm == other.gradient_norm
-        assert one.bound == other.bound
+        reports.append([summary for summary in probe.report() if summary.name != "unused"])
+    for summary, other in zip(*reports, strict=True):
+        assert (summary.name, summary.observed) == (other.name, other.observed)
+        assert summary.gradient_norm == other.gradient_norm
+        assert summary.bound == other.bound
 
 
 def test_an_error_has_the_name_of_the_parameter_that_it_is_about():

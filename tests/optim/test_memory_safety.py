@@ -288,8 +288,8 @@ def test_a_group_that_is_edited_between_steps_is_followed(cls):
     options = {"lr": 0.01, "weight_decay": 0.1, "maximize": True}
     for group in (optimizer.param_groups[0], other.param_groups[0]):
         group.update(options)
-    for one in (optimizer, other):
-        one.step()
+    for each in (optimizer, other):
+        each.step()
     assert_bitwise([edited, *optimizer.state[edited].values()], [fresh, *other.state[fresh].values()])
 
 
@@ -327,5 +327,5 @@ def test_capturable_steps_on_a_cpu_draw_new_random_numbers():
         optimizer.state.clear()
         optimizer.step()
         ends += [x.detach().clone(), y.detach().clone()]
-    for i, one in enumerate(ends):
-        assert all(0.4 < (one == other).float().mean() < 0.6 for other in ends[:i])
+    for i, end in enumerate(ends):
+        assert all(0.4 < (end == other).float().mean() < 0.6 for other in ends[:i])

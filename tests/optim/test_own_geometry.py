@@ -1,4 +1,4 @@
-"""A geometry that is no partition trains, is saved and loaded, is projected, and keeps its promises."""
+"""A geometry that is not a partition trains, saves, loads, projects, and meets its bound."""
 
 import copy
 import io
@@ -84,10 +84,10 @@ def test_a_saved_run_goes_on_with_the_same_bits(cls, geometry):
     others = [Parameter(param.detach().clone()) for param in params]
     other = make(cls, geometry)(others)
     other.load_state_dict(torch.load(file, weights_only=True))
-    for some, one in ((params, optimizer), (others, other)):
-        for param, grad in zip(some, make_grads(some, 9), strict=True):
+    for tensors, stepper in ((params, optimizer), (others, other)):
+        for param, grad in zip(tensors, make_grads(tensors, 9), strict=True):
             param.grad = grad
-        one.step()
+        stepper.step()
     assert_bitwise(params, others)
 
 
@@ -112,15 +112,15 @@ def test_a_state_of_another_geometry_or_shape_is_refused_and_changes_nothing(cls
 def test_a_step_over_a_domain_ends_with_the_projection_in_its_metric(cls, domain):
     start = domain.project(make_params(shapes=[(6, 4)])[0].detach())
     x, free = Parameter(start.clone()), Parameter(start.clone())
-    one, other = make(cls, RowPlusColumn(), domain=domain)([x]), make(cls, RowPlusColumn())([free])
+    constrained, other = make(cls, RowPlusColumn(), domain=domain)([x]), make(cls, RowPlusColumn())([free])
     for t in range(3):
-        for param, optimizer in ((x, one), (free, other)):
+        for param, optimizer in ((x, constrained), (free, other)):
             (param.grad,) = make_grads([param], t)
             optimizer.step()
         state = other.state[free]
         r, c = (state[f"{cls.STATISTIC}_{name}"] for name in ("row", "column"))
         correction = 1 - 0.999 ** (t + 1) if cls is MatrixMomentum else 1
-        s = ((r + c) / correction).sqrt() + one.defaults["eps"]
+        s = ((r + c) / correction).sqrt() + constrained.defaults["eps"]
         free.data = domain.project(free.detach(), s)
         assert_same([x], [free], rtol=1e-9, atol=1e-11)
         assert domain.contains(x.detach())

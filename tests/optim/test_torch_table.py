@@ -29,16 +29,18 @@ def inputs(info, skip=()):
     """Every setting of the table in every way of running it; PyTorch itself tries foreach on a GPU only."""
     given = _get_optim_inputs_including_global_cliquey_kwargs("cpu", torch.float64, info, skip=skip)
     return [
-        OptimizerInput(params=None, kwargs={**one.kwargs, **way}, desc=one.desc)
-        for one in given
-        for way in ([{}] if {"differentiable", "fused"} & set(one.kwargs) else [{"foreach": False}, {"foreach": True}])
+        OptimizerInput(params=None, kwargs={**case.kwargs, **choice}, desc=case.desc)
+        for case in given
+        for choice in (
+            [{}] if {"differentiable", "fused"} & set(case.kwargs) else [{"foreach": False}, {"foreach": True}]
+        )
     ]
 
 
 @every_info
 def test_the_table_leaves_the_ways_of_running_to_the_tests(info):
-    for one in info.optim_inputs_func(device="cpu"):
-        assert not {"foreach", "fused", "differentiable"} & set(one.kwargs)
+    for case in info.optim_inputs_func(device="cpu"):
+        assert not {"foreach", "fused", "differentiable"} & set(case.kwargs)
 
 
 @every_info
@@ -56,8 +58,8 @@ def test_every_error_of_the_table_is_raised(info):
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_twenty_steps_go_the_right_way(info, contiguous, scheduled):
-    for one in inputs(info):
-        if one.kwargs.get("differentiable"):
+    for case in inputs(info):
+        if case.kwargs.get("differentiable"):
             continue
         for make_schedulers in info.scheduler_inputs if scheduled else ([],):
             torch.manual_seed(0)
@@ -65,7 +67,7 @@ def test_twenty_steps_go_the_right_way(info, contiguous, scheduled):
             if not contiguous:
                 weight, bias = torch.randn(10, 5, 2)[..., 0], torch.randn(10, 2)[..., 0]
             weight, bias, x = Parameter(weight), Parameter(bias), torch.randn(5)
-            optimizer = info.optim_cls([weight, bias], **one.kwargs)
+            optimizer = info.optim_cls([weight, bias], **case.kwargs)
             schedulers = [make(optimizer) for make in make_schedulers]
 
             def closure(weight=weight, bias=bias, x=x, optimizer=optimizer):
@@ -82,31 +84,31 @@ def test_twenty_steps_go_the_right_way(info, contiguous, scheduled):
                         scheduler.step(loss)
                     else:
                         scheduler.step()
-            assert (closure() > first) if one.kwargs.get("maximize") else (closure() < first)
+            assert (closure() > first) if case.kwargs.get("maximize") else (closure() < first)
 
 
 @every_info
 def test_no_gradient_and_zero_gradients_are_no_steps(info):
-    for one in inputs(info):
+    for case in inputs(info):
         param = torch.randn(5, 1, dtype=torch.float64)
-        optimizer = info.optim_cls([param], **one.kwargs)
+        optimizer = info.optim_cls([param], **case.kwargs)
         before = param.clone()
         optimizer.step(lambda: torch.tensor(1.0))
         assert torch.equal(param, before)
         param.grad = torch.zeros_like(param)
         optimizer.step()
-        assert torch.equal(param, before) or one.kwargs.get("weight_decay")
+        assert torch.equal(param, before) or case.kwargs.get("weight_decay")
 
 
 @every_info
 def test_foreach_matches_the_loop_when_gradients_come_and_go(info):
-    for one in info.optim_inputs_func(device="cpu"):
+    for case in info.optim_inputs_func(device="cpu"):
         ends = []
         for foreach in (False, True):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(10, 4), nn.Sigmoid(), nn.Linear(4, 1), nn.Sigmoid()).double()
             model.scalar = Parameter(torch.rand((), dtype=torch.float64))
-            optimizer = info.optim_cls(model.parameters(), **one.kwargs, foreach=foreach)
+            optimizer = info.optim_cls(model.parameters(), **case.kwargs, foreach=foreach)
             for t in range(7):
                 optimizer.zero_grad()
                 model[2].requires_grad_(t not in (3, 4))
@@ -128,8 +130,8 @@ def test_state_moves_between_named_and_unnamed_runs(info, saved_named, loaded_na
     def given(params, named):
         return [(f"p{i}", p) for i, p in enumerate(params)] if named else params
 
-    for one in inputs(info, skip=("differentiable",)):
-        kwargs = {**one.kwargs}
+    for case in inputs(info, skip=("differentiable",)):
+        kwargs = {**case.kwargs}
         params, optimizer = train(lambda p, kwargs=kwargs: info.optim_cls(given(p, saved_named), **kwargs), steps=3)
         twins = [Parameter(p.detach().clone()) for p in params]
         heir = info.optim_cls(given(twins, loaded_named), **kwargs)
@@ -145,8 +147,8 @@ def test_state_moves_between_named_and_unnamed_runs(info, saved_named, loaded_na
 
 @every_info
 def test_files_with_weights_only_steps_as_numbers_and_without_later_options(info):
-    for one in inputs(info, skip=("differentiable",)):
-        _, optimizer = train(lambda p, one=one: info.optim_cls(p, **one.kwargs))
+    for case in inputs(info, skip=("differentiable",)):
+        _, optimizer = train(lambda p, case=case: info.optim_cls(p, **case.kwargs))
         file = io.BytesIO()
         torch.save(optimizer.state_dict(), file)
         file.seek(0)
@@ -157,7 +159,7 @@ def test_files_with_weights_only_steps_as_numbers_and_without_later_options(info
         for flag in info.not_og_supported_flags:
             saved["param_groups"][0].pop(flag, None)
         params = make_params()
-        heir = info.optim_cls(params, **one.kwargs)
+        heir = info.optim_cls(params, **case.kwargs)
         heir.load_state_dict(saved)
         train(None, params, optimizer=heir)
 
@@ -202,11 +204,11 @@ def test_step_hooks_run_in_torchs_order_next_to_another_optimizer(info):
 
 @every_info
 def test_copies_have_all_public_attributes_and_every_state_is_filled(info):
-    for one in inputs(info):
-        optimizer = info.optim_cls([Parameter(torch.ones(2, 2))], **one.kwargs)
+    for case in inputs(info):
+        optimizer = info.optim_cls([Parameter(torch.ones(2, 2))], **case.kwargs)
         public = {name for name in optimizer.__dict__ if not name.startswith("_")}
         assert public == {name for name in copy.deepcopy(optimizer).__dict__ if not name.startswith("_")}
-        assert one.desc is not None
+        assert case.desc is not None
         assert info.name in repr(optimizer)
     params, optimizer = train(info.optim_cls, steps=1)
     assert all(optimizer.state[p] for p in params)

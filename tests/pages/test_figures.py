@@ -16,8 +16,8 @@ def test_page_and_pictures_are_the_same_bytes_each_time(tmp_path):
     assert html_page.render(made) == html_page.render(made)
     first, second = (figures.draw_all(made, tmp_path / name) for name in ("first", "second"))
     assert [path.name for path in first] == ["loss.png", "loss.svg", "scales.png", "scales.svg"]
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    for file, again in zip(first, second, strict=True):
+        assert file.read_bytes() == again.read_bytes()
     for svg in (first[1].read_text(encoding="utf-8"), first[3].read_text(encoding="utf-8")):
         assert "<dc:date>" not in svg
         assert "<dc:creator>" not in svg
@@ -113,7 +113,7 @@ def test_a_picture_has_the_first_plates_and_says_that_there_are_more(tmp_path, m
 
 def test_the_first_row_is_at_the_top_whichever_way_the_places_go():
     upward = grid(rows=3)
-    for one in (upward, dataclasses.replace(upward, ys=(2.0, 1.0, 0.0))):
-        cell = heatmaps.canvas(heat_map(count=1, grids=[one]), False).axes[0]
-        assert cell.get_ylim() == ((2.5, -0.5) if one is upward else (-0.5, 2.5))
+    for variant in (upward, dataclasses.replace(upward, ys=(2.0, 1.0, 0.0))):
+        cell = heatmaps.canvas(heat_map(count=1, grids=[variant]), False).axes[0]
+        assert cell.get_ylim() == ((2.5, -0.5) if variant is upward else (-0.5, 2.5))
         assert cell.get_xlim() == (5.0, 105.0)

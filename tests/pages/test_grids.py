@@ -29,11 +29,11 @@ def test_cells_end_half_way_between_their_places(axis, places, edges):
 
 
 def test_colours_reach_over_all_grids_of_a_plate_and_gaps_do_not_count():
-    one = replace(grid(rows=1, columns=3), values=((None, 0.01, -5.0),))
+    narrow = replace(grid(rows=1, columns=3), values=((None, 0.01, -5.0),))
     other = replace(grid(rows=1, columns=3), values=((math.inf, math.nan, 7.0),))
-    assert grids.limits(Plate("", (one, other)), log=True) == (0.01, 7.0)
-    assert grids.limits(Plate("", (one, other)), log=False) == (-5.0, 7.0)
-    assert grids.drawable(one, log=True) == [[None, 0.01, None]]
+    assert grids.limits(Plate("", (narrow, other)), log=True) == (0.01, 7.0)
+    assert grids.limits(Plate("", (narrow, other)), log=False) == (-5.0, 7.0)
+    assert grids.drawable(narrow, log=True) == [[None, 0.01, None]]
     assert grids.drawable(other, log=False) == [[None, None, 7.0]]
 
 
@@ -47,7 +47,7 @@ def test_one_value_alone_has_room_around_it(value, log):
 
 @pytest.mark.parametrize("xs", [(), (1.0, 1.0), (1.0, 3.0, 2.0), (1.0, math.nan)])
 def test_places_that_do_not_go_one_way_are_refused(xs):
-    with pytest.raises(ValueError, match="xs must be finite and go up, or down, all the way"):
+    with pytest.raises(ValueError, match="xs must be finite, and increasing or decreasing"):
         replace(grid(), xs=xs)
 
 

@@ -144,7 +144,7 @@ def test_the_numbers_of_the_page_are_finite_and_gaps_stay_gaps():
 
 
 def test_what_cannot_be_told_apart_is_refused():
-    with pytest.raises(ValueError, match="share their names: loss"):
+    with pytest.raises(ValueError, match="repeated: loss"):
         html_page.render(document((figure(), table("loss"))))
     with pytest.raises(ValueError, match="leading figures: nowhere"):
         html_page.render(document(leading=("nowhere",)))

@@ -12,8 +12,8 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one, other):
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(colour, other):
+    low, high = sorted((luminance(colour), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

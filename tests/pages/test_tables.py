@@ -33,10 +33,10 @@ def test_csv_of_a_heat_map_reads_back_as_its_cells():
     found = {(r["plate"], r["grid"], float(r["x"]), float(r["y"])): r["value"] for r in rows}
     assert found["layer.1", "by row", 20.0, 0.0] == ""
     for plate in made.plates:
-        for one in plate.grids:
-            for y, values in zip(one.ys, one.values, strict=True):
-                for x, value in zip(one.xs, values, strict=True):
-                    assert found[plate.title, one.title, x, y] == ("" if value is None else str(value))
+        for panel in plate.grids:
+            for y, values in zip(panel.ys, panel.values, strict=True):
+                for x, value in zip(panel.xs, values, strict=True):
+                    assert found[plate.title, panel.title, x, y] == ("" if value is None else str(value))
 
 
 def test_csv_of_a_table_has_its_columns_and_empty_fields():
@@ -66,6 +66,6 @@ def test_fields_are_short(value, text):
 
 
 def test_columns_of_numbers_and_fractions_are_known():
-    assert tables.is_number([1, 2.5, None, math.nan, "7/10", "12%"])
-    assert not tables.is_number([1, "diverged"])
-    assert not tables.is_number([None, ""])
+    assert tables.is_numeric([1, 2.5, None, math.nan, "7/10", "12%"])
+    assert not tables.is_numeric([1, "diverged"])
+    assert not tables.is_numeric([None, ""])

@@ -117,8 +117,8 @@ def test_several_workers_give_the_same_bytes_as_one(tmp_path):
     for workers in (1, 2):
         with Pool(Store(tmp_path / str(workers)), workers) as pool:
             pool.run(configs)
-    one, two = ({file.name: file.read_bytes() for file in (tmp_path / w).iterdir()} for w in "12")
-    assert one == two
+    serial, parallel = ({file.name: file.read_bytes() for file in (tmp_path / w).iterdir()} for w in "12")
+    assert serial == parallel
 
 
 @pytest.mark.separate_process

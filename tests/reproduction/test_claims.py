@@ -261,4 +261,4 @@ def test_a_verdict_lists_all_circumstances():
     assert Verdict(CLAIMS[0], (Check("one", None, "1"), Check("two", False, "2"))).text == FAILS
     assert Verdict(CLAIMS[0], (Check("one", True, "1"), Check("two", False, "2"))).text == "holds only if: one"
     assert verdict.figures.splitlines() == ["✓ one: 1", "? (not decided) two: 2", "✓ three: 3"]
-    assert [one["holds"] for one in verdict.to_dict(quick=True)["figures"]] == [True, None, True]
+    assert [check["holds"] for check in verdict.to_dict(quick=True)["figures"]] == [True, None, True]

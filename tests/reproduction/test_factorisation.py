@@ -96,15 +96,15 @@ def test_no_rating_is_in_two_parts_and_the_folds_are_everything():
         parts = factorisation._split(small(fold=fold), data)
         pairs = [set(zip(part.users.tolist(), part.items.tolist(), strict=True)) for part in parts]
         assert sum(map(len, pairs)) == len(set.union(*pairs)) == 400
-        assert [len(one) for one in pairs] == [288, 32, 80]
+        assert [len(some) for some in pairs] == [288, 32, 80]
         tests.append(pairs[2])
     assert len(set.union(*tests)) == 400
 
 
 def test_all_geometries_have_the_same_split_batches_and_start():
-    one, other = (run(small(geometry, (1e-6,))) for geometry in ("row", "column"))  # nothing moves
-    assert one.test[0] == pytest.approx(other.test[0], rel=1e-5)
-    assert run(small("row", (1e-6,), fold=1)).test[0] != pytest.approx(one.test[0], rel=1e-3)
+    row, column = (run(small(geometry, (1e-6,))) for geometry in ("row", "column"))  # nothing moves
+    assert row.test[0] == pytest.approx(column.test[0], rel=1e-5)
+    assert run(small("row", (1e-6,), fold=1)).test[0] != pytest.approx(row.test[0], rel=1e-3)
 
 
 def test_the_state_has_one_number_a_row_a_column_or_an_entry():

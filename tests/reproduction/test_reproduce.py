@@ -76,7 +76,7 @@ def test_a_run_leaves_claims_figures_data_and_a_page_and_a_second_one_the_same(t
     assert "0 cells to run" in capsys.readouterr().out
     assert results(tmp_path) == first
     assert run(tmp_path, "--fresh") == 0
-    assert ", 0 stored already" in capsys.readouterr().out
+    assert ", 0 already stored" in capsys.readouterr().out
     assert results(tmp_path) == first
 
 
@@ -188,7 +188,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path, capsys, monkeypatc
     assert not list(tmp_path.rglob("*.part"))
     monkeypatch.setattr(os, "replace", replace)
     assert run(tmp_path, what="examples") == 0
-    assert "4 stored already" in capsys.readouterr().out
+    assert "4 already stored" in capsys.readouterr().out
 
 
 def test_data_that_cannot_be_had_are_named_before_anything_runs(tmp_path, capsys):
@@ -241,7 +241,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     with start("killed") as process:
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert b", 0 stored already" not in printed
+    assert b", 0 already stored" not in printed
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
@@ -322,7 +322,7 @@ def test_a_watch_counts_cells_and_knows_the_best_rmse(monkeypatch):
     monkeypatch.setattr(terminal, "progress_bar", Bar)
     watch, fake = progress.TerminalProgress(print), fakes.Fake()
     wanted = sweep.needed("movielens", QUICK, {})
-    watch.plan([], wanted)
+    watch.add([], wanted)
     for cell in wanted:
         watch.done(fake.run(cell))
     watch.close()

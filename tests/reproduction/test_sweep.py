@@ -88,7 +88,7 @@ def test_every_setting_and_control_that_is_open_is_run():
                 assert ("A", depth, lr, 1e-8, optimizer, 10) in mlps
     for eps in (1e-8, 1e-16):
         for optimizer in sweep.ALWAYS:
-            assert any(one[:5] == ("B", 25, 0.01, eps, optimizer) for one in mlps)
+            assert any(cell[:5] == ("B", 25, 0.01, eps, optimizer) for cell in mlps)
     assert all(Evidence(known, FULL).has(experiment) for experiment in sweep.EXPERIMENTS)
 
 

@@ -1,4 +1,4 @@
-"""Measures a model while it trains, and says which geometry pays for which of its parameters, and why."""
+"""Measures a model while it trains, and recommends a geometry for each parameter, with reasons."""
 
 from matrix_adagrad.advisor.advise import Advice, advise
 from matrix_adagrad.advisor.candidates import Candidate, lrs_around

@@ -59,7 +59,7 @@ def _plan(advice: Advice) -> Section:
             f"`{optimizer}(plan.groups(model), lr=plan.lr)` uses it; the plan is saved next to this page.",
             f"It keeps {plan.scales:,} scales for {entries:,} weights ({plan.scales / max(1, entries):.2%}). The race "
             "decides: of the candidates that are level with the best, the plan takes the one with the least state. The "
-            "reasons are the probe's.",
+            "reasons come from the probe.",
         ),
         (
             Table(
@@ -184,7 +184,7 @@ def _probe(report: ProbeReport) -> Section:
         "probe",
         "What the probe measured",
         (
-            f"The probe observed the best run with one scale per entry ({report.coverage}). It sums up the squared "
+            f"The probe observed the best run with one scale per entry ({report.coverage}). It sums the squared "
             "gradients of every row and every column; AdaGrad divides by the roots of such sums.",
         ),
         tuple(parts),
@@ -221,9 +221,9 @@ def _course(parameters: Sequence[ParameterSummary]) -> Table:
         "course",
         "How gradients changed over the run",
         "Inactive: the mean share of rows and columns without a gradient at a step. Drift: 0 if squared gradients are "
-        "spread late in the run as they were early, 1 if over other rows or columns. Update: its norm over the norm of "
-        "the weights. Dead: rows that never had a gradient. Exploding: rows whose mean squared gradient grew more than "
-        "100-fold. Non-finite: steps with infinite or NaN gradients.",
+        "spread late in the run as they were early, 1 if they fall on different rows or columns. Update: its norm "
+        "relative to that of the weights. Dead: rows that never had a gradient. Exploding: rows whose mean squared "
+        "gradient grew more than 100-fold. Non-finite: steps with infinite or NaN gradients.",
         (
             *("parameter", "inactive rows", "inactive columns", "drift of rows", "of columns", "update"),
             *("dead", "exploding", "non-finite"),

@@ -1,4 +1,4 @@
-"""Probe, race and plan: finds out which geometry pays for which parameter of a model."""
+"""Probe, race and plan: finds the geometry that pays for each parameter of a model."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def advise(
 ) -> Advice:
     """Measure a model's gradients, race geometries on it, and make a plan.
 
-    One scale per entry races first. The probe observes its best run, and its measurements make one more candidate, with
-    a geometry for each parameter; another has the geometries that `geometry_groups` chooses by the kind of layer. The
-    plan takes the candidate with the least state among those that are level with the best.
+    The entry geometry races first. The probe observes its best run, and its measurements give one more candidate, with
+    a geometry for each parameter. Another candidate has the geometries that `geometry_groups` chooses by kind of layer.
+    The plan takes the candidate with the least state among those that are level with the best.
 
     Args:
-        task: the model, its loss and its batches: a `Task`, or the tuple of its first arguments.
+        task: the model, its loss and its batches, as a `Task` or as the tuple of its first arguments.
         families: the update rules to try: ``"adagrad"``, ``"momentum"``, or both.
         baseline: the optimizer that you use now; by default the task's.
         steps: the number of steps of a run.
@@ -186,7 +186,7 @@ def verdict(result: RaceResult) -> str:
     if result.baseline is not None:
         sentences.append(_baseline(result[result.baseline], chosen))
     if chosen.outcome.is_at_edge:
-        sentences.append("Its learning rate is at the end of its grid: a better one may lie beyond.")
+        sentences.append("Its learning rate is at the edge of its grid: a better one may lie beyond.")
     if not result.seeds_differ:
         sentences.append("All seeds gave the same run, so the intervals mean nothing: let batches depend on the seed.")
     return " ".join(sentences)

@@ -63,9 +63,9 @@ class Candidate:
     Args:
         name: its name in tables and on the page.
         make: takes a model and a learning rate, and returns the optimizer.
-        lrs: the learning rates to choose from, in ascending order; give all candidates equally many, to be fair.
-        family: ``"adagrad"`` or ``"momentum"``, for candidates that a plan can be made from.
-        geometries: by parameter name, for the same candidates.
+        lrs: the learning rates to choose from, in ascending order. To be fair, give all candidates equally many.
+        family: ``"adagrad"`` or ``"momentum"``, for candidates that can become a plan.
+        geometries: the geometries by parameter name, for the same candidates.
 
     Example:
         The optimizer you use now, to see whether a change pays:
@@ -98,7 +98,7 @@ class Candidate:
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require gradients, by name; a tied one has the first of its names."""
+    """The parameters that require gradients, by name. A tied parameter has the first of its names."""
     found = {name: param for name, param in unwrapped(model).named_parameters() if param.requires_grad}
     lazy = [name for name, param in found.items() if is_lazy(param)]
     if lazy:
@@ -152,7 +152,7 @@ def make_groups(model: nn.Module, geometries: Mapping[str, Geometry]) -> list[di
 
 
 def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Without candidates that do the same as one before them."""
+    """The candidates, without those that are equivalent to an earlier one."""
     kept: list[Candidate] = []
     for candidate in candidates:
         if candidate.geometries is None or not any(

@@ -6,7 +6,7 @@ __all__ = ["AdvisorError", "AdvisorTypeError", "AdvisorValueError", "NothingTrai
 
 
 class AdvisorError(Exception):
-    """A check of the advisor failed. The message is all that a user needs: no traceback."""
+    """A check of the advisor failed. The message says it all: a user needs no traceback."""
 
 
 class AdvisorTypeError(AdvisorError, TypeError):

@@ -81,7 +81,7 @@ class Plan:
         """Parameter groups for ``MatrixAdaGrad(plan.groups(model), lr=plan.lr)``, or `MatrixMomentum`, by ``family``.
 
         Raises:
-            ValueError: if the model has other parameters than the plan; it says which.
+            ValueError: if the model's parameters differ from the plan's; it says which.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -89,7 +89,7 @@ class Plan:
             )
         self._check(model)
         groups = make_groups(model, {choice.name: choice.value for choice in self.choices})
-        if self.family == "momentum":  # MatrixAdaGrad refuses these, as the learning rate is not for it
+        if self.family == "momentum":  # MatrixAdaGrad refuses these: the learning rate was not tuned for it
             groups = [{**group, "betas": BETAS} for group in groups]
         return groups
 
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def scales(self) -> int:
-        """The number of scales that it keeps."""
+        """The total number of scales."""
         return sum(choice.value.scales(choice.shape) for choice in self.choices)
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, content: Any) -> Plan:
-        """The plan that `to_dict` wrote, perhaps edited since."""
+        """The plan from a dict that `to_dict` returned, possibly edited since."""
         if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
             raise ValueError("plan: it must have family, lr and parameters")
         missing = [key for key in ("family", "lr") if key not in content]
@@ -166,7 +166,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path | str) -> Plan:
-        """Read a plan that was saved, or written by hand."""
+        """Read a plan that was saved or written by hand."""
         path = Path(path)
         text = path.read_text(encoding="utf-8")
         try:

@@ -1,4 +1,4 @@
-"""A probe for any training loop, which measures how each parameter's squared gradients are spread."""
+"""A probe for any training loop: it measures how each parameter's squared gradients are spread."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ SHARDED = 16  # ranks that share a parameter must observe the same steps, so the
 
 
 class Probe:
-    """Measures how squared gradients are spread over rows and columns, inside your optimizer training loop.
+    """Measures how squared gradients are spread over rows and columns, inside your own training loop.
 
     It reads gradients right before the optimizer steps: after accumulation, unscaling and clipping, dense or sparse,
-    sharded or not; if the step takes a closure, after its first call. It changes nothing, keeps O(m + n) numbers for an
-    m×n parameter, and skips steps so as to take at most about a thirtieth of the training time. Steps that mixed
-    precision skips are not observed.
+    sharded or not. If the step takes a closure, it reads them after the first call. It changes nothing, and keeps
+    O(m + n) numbers for an m×n parameter. It skips steps so as to take at most about a thirtieth of the training time.
+    Steps that mixed precision skips are not observed.
 
-    The model may be compiled, and so may the step unless with ``fullgraph=True``: hooks run between graphs. Replaying a
-    CUDA graph runs no hooks, so those steps are not observed.
+    The model may be compiled. The step may be compiled too, but not with ``fullgraph=True``: hooks run between graphs.
+    Replaying a CUDA graph runs no hooks, so those steps are not observed.
 
     Args:
-        model: the model, compiled or wrapped or neither; it names the parameters.
-        optimizer: the optimizer that trains it, of any class, or several.
+        model: the model, compiled, wrapped, or neither. It names the parameters.
+        optimizer: the optimizer that trains it, of any class, or several optimizers.
         every: observe one step in ``every``, at irregular intervals. By default as many as the time budget allows, or
             one in 16 if parameters are sharded, because all ranks must observe the same steps.
 
@@ -91,7 +91,7 @@ class Probe:
     def attach(self) -> None:
         """Start observing, as ``with`` does."""
         if self._handles:
-            raise RuntimeError("the probe is attached already: detach it first")
+            raise RuntimeError("the probe is already attached: detach it first")
         for schedule in self._schedules.values():  # the budget is a share of the time while attached
             schedule.not_before += time.perf_counter() - self._detached_at
         for optimizer in self.optimizers:
@@ -137,7 +137,7 @@ class Probe:
         return args, {**kwargs, "closure": observed_closure}
 
     def _is_chosen(self, step: int) -> bool:
-        """One step in ``every``, at irregular intervals, so as not to fall into step with repeating batches."""
+        """One step in ``every``, at irregular intervals, so as not to synchronize with a cycle of batches."""
         assert self.every is not None
         return step * _GOLDEN % 1 * self.every < 1
 

@@ -90,7 +90,7 @@ class ProbeReport:
         return {parameter.name: parameter.to_dict() for parameter in self.parameters}
 
     def to_json(self) -> str:
-        """All numbers as JSON; infinite ones and NaN are null."""
+        """All numbers as JSON, with null for infinite ones and NaN."""
         return json_text(self.to_dict())
 
     def write(self, writer: ScalarWriter, step: int | None = None) -> None:
@@ -100,7 +100,7 @@ class ProbeReport:
 
 
 def _warnings(parameter: ParameterSummary) -> str:
-    """What to be aware of."""
+    """What to watch out for."""
     if not parameter.observed:
         return "no gradient observed"
     counts = {

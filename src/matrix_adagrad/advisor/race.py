@@ -92,9 +92,9 @@ def race(
 
 
 class Race:
-    """A race in steps, to decide between them which candidates to add.
+    """A race in stages, so that later candidates can depend on earlier results.
 
-    The arguments are those of `race`, and ``first_seed``: learning rates are tuned on this seed and the next, and the
+    The arguments are those of `race`, plus ``first_seed``. Learning rates are tuned on this seed and the next, and the
     runs that count use the seeds after those.
     """
 
@@ -136,7 +136,7 @@ class Race:
         return self.result(outcomes, baseline.name if baseline else None)
 
     def enter(self, candidates: Sequence[Candidate]) -> None:
-        """Check candidates before they train, and add their steps to the total of the progress."""
+        """Check candidates before they train, and add their steps to the progress total."""
         for candidate in candidates:
             if not isinstance(candidate, Candidate):
                 kind = type(candidate).__name__
@@ -199,7 +199,7 @@ class Race:
         return run
 
     def initial_model(self, seed: int) -> nn.Module:
-        """The untrained model of a seed; an error if its parameters are not those of the models before."""
+        """The untrained model of a seed. It is an error if its parameters differ from those of earlier models."""
         model = self.task.start(seed)
         shapes = {name: tuple(param.shape) for name, param in trainable_parameters(model).items()}
         self._shapes = self._shapes or shapes
@@ -229,7 +229,7 @@ def _halved(count: int) -> int:
 def train(
     task: Task, model: nn.Module, optimizer: Optimizer, seed: int, steps: int, observer: Observer | None = None
 ) -> Run:
-    """Train a model on the batches of a seed; a run that diverges is stopped, with an infinite score."""
+    """Train a model on the batches of a seed. A run that diverges is stopped, with an infinite score."""
     losses: list[float] = []
     with observer(model, optimizer) if observer else nullcontext():
         for batch in task.stream(seed, steps):
@@ -247,7 +247,7 @@ def train(
 
 
 def initial_score(task: Task, model: nn.Module, seed: int) -> float:
-    """The score of a run that learns nothing, or about that."""
+    """The score of a run that learns next to nothing."""
     score = held_out_loss(task, model)
     return float(task.evaluate(model, next(task.stream(seed, 1))).detach()) if score is None else score
 
@@ -268,7 +268,7 @@ def _costs(task: Task, model: nn.Module, candidates: Sequence[Candidate]) -> lis
     """For each candidate: seconds per gradient, seconds per optimizer step, and bytes of state.
 
     Medians over interleaved steps of all candidates on the same model, so that other load on the machine affects all of
-    them alike. If their states would take too much memory, one candidate after the other.
+    them alike. If their states would take too much memory, candidates are timed one after the other.
     """
     states = 2 * len(candidates) * sum(param.nbytes for param in model.parameters())
     together = len(candidates) if states <= STATE_LIMIT else 1

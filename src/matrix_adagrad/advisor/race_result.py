@@ -1,4 +1,4 @@
-"""The result of a race: which candidates are better than which, by how much, and whether that is more than noise."""
+"""The result of a race: which candidates are better, by how much, and whether that is more than noise."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Outcome:
 
     @property
     def good_lrs(self) -> tuple[float, float] | None:
-        """The range of learning rates about as good as the best after an eighth of the steps, with the chosen one.
+        """The range of learning rates that are about as good as the best after an eighth of the steps.
 
-        Short runs favour high rates: the chosen one may lie below the others.
+        It includes the chosen rate, which may lie below the others because short runs favour high rates.
         """
         first = self.rungs[0]
         lrs, best = list(first), min(first.values())
@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def is_at_edge(self) -> bool:
-        """Whether the chosen learning rate is at the end of the grid: a better one may lie beyond."""
+        """Whether the chosen learning rate is at the edge of the grid: a better one may lie beyond."""
         return not self.candidate.lrs[0] < self.lr < self.candidate.lrs[-1]
 
 

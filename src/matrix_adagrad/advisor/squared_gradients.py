@@ -1,7 +1,7 @@
 r"""Accumulates a parameter's squared gradients, :math:`V_{ij} = \sum_t G_{t,ij}^2`, in O(m + n) numbers.
 
-The sums over rows and over columns are exact. Of the m·n entries only a sample is kept: a few in every row, the same at
-all steps. Their columns advance from row to row by the golden ratio, so that all columns are sampled about equally.
+The sums over rows and over columns are exact. Of the m·n entries, only a sample is kept: a few in every row, the same
+at all steps. Their columns advance by the golden ratio from row to row, so that all columns are sampled about equally.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from matrix_adagrad.geometry import wide_dtype
 __all__ = ["Observation", "SquaredGradients", "row_and_column_sums"]
 
 BINS = 48  # of rows and of columns, in the history
-WINDOWS = 24  # least length of the history, once there are as many observations
-_CHUNK = 1 << 18  # entries that are squared at once: they fit the cache
+WINDOWS = 24  # minimum length of the history, once there are as many observations
+_CHUNK = 1 << 18  # entries that are squared at once: they fit into the cache
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -58,7 +58,7 @@ class Observation:
 
     @property
     def is_finite(self) -> Tensor:
-        """Whether all of it is finite; a tensor, so as not to wait for a GPU."""
+        """Whether everything is finite, as a tensor, so as not to wait for a GPU."""
         return self.rows.sum().isfinite()
 
 
@@ -107,7 +107,7 @@ class SquaredGradients:
     # ------------------------------------------------------------------------------------------------ one observation
 
     def observe(self, grad: Tensor | None, scale: Tensor | None = None) -> Observation:
-        """Square a gradient, dense or sparse; ``scale`` is the loss scale of mixed precision, which is divided out."""
+        """Square a dense or sparse gradient. ``scale``, the loss scale of mixed precision, is divided out."""
         if grad is None:  # like a sparse one without rows
             none = torch.empty(0, dtype=torch.int64, device=self.rows.device)
             return Observation(self.rows[:0], torch.zeros_like(self.columns), self.sample[:0], none)
@@ -124,7 +124,7 @@ class SquaredGradients:
         return Observation(rows, columns, sample, indices)
 
     def add(self, observation: Observation) -> None:
-        """Add an observation; one that is not finite is counted, but adds nothing."""
+        """Add an observation. If it is not finite, it is counted but adds nothing."""
         is_finite, indices = observation.is_finite, observation.indices
         rows, columns, sample = (
             torch.where(is_finite, part, 0) for part in (observation.rows, observation.columns, observation.sample)
@@ -205,7 +205,7 @@ class SquaredGradients:
 
 
 def _binned(values: Tensor, size: int, indices: Tensor | None = None) -> Tensor:
-    """Sums over bins of neighbours; ``indices`` are the positions of the values, unless they are all there."""
+    """Sums over bins of neighbours. ``indices`` are the positions of the values, unless all of them are present."""
     width = max(1, math.ceil(size / BINS))
     bins = math.ceil(size / width)
     if indices is not None:

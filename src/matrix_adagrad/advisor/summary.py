@@ -51,8 +51,8 @@ class ParameterSummary:
         rows: participation, the effective share of rows, :math:`(\sum_i V_i)^2 / (m \sum_i V_i^2)`: 1 if all rows have
             the same squared gradients, 1/m if one row has all of them; inactive, the mean share of rows without a
             gradient at a step (a row that is split over several ranks counts once on each); drift, 0 if squared
-            gradients are spread late in the run as they were early, 1 if over other rows: 1 minus the overlap
-            :math:`\sum_i \sqrt{p_i q_i}` of the two distributions.
+            gradients are spread late in the run as they were early, 1 if they fall on different rows: 1 minus the
+            overlap :math:`\sum_i \sqrt{p_i q_i}` of the two distributions.
         columns: the same for columns.
         entry_participation: the participation of entries, estimated from a sample.
         agreement: how similar scales inside a block are, :math:`\sum_{ij} \sqrt{V_{ij}} / \sum_b \sqrt{n_b V_b}`, for
@@ -63,8 +63,8 @@ class ParameterSummary:
             over the observed steps, from the sample.
         dead: the number of rows without a gradient at any observed step.
         exploding: the number of rows whose mean squared gradient grew more than 100-fold from early to late in the run.
-        nonfinite: the number of observed steps whose gradient, or its sum of squares, was infinite or NaN. They count
-            nowhere else (for a sharded parameter: on the ranks where it was so).
+        nonfinite: the number of observed steps whose gradient, or its sum of squares, was infinite or NaN. They do not
+            enter any other number (for a sharded parameter, on the ranks where this happened).
 
     Example:
         >>> import torch
@@ -135,7 +135,7 @@ class ParameterSummary:
 
 
 def summarize(name: str, param: Tensor, squared: SquaredGradients, steps: int) -> ParameterSummary:
-    """Summarize a parameter. If it is sharded, all ranks must call this together: it adds up their sums."""
+    """Summarize a parameter. If it is sharded, all ranks must call this together, since it adds up their sums."""
     shard = local(param.detach())
     early_finite, *early_sums = squared.snapshots[0]
     total, early = _Sums.of(param, squared.rows, squared.columns), _Sums.of(param, *early_sums)

@@ -157,18 +157,18 @@ def _repeated(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def check_call(name: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Raise an error unless the function can be called with these arguments, given by what they are."""
+    """Raise an error unless the function can be called with these arguments, which are given as descriptions."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         wanted = " and ".join(arguments) or "no argument"
-        raise AdvisorTypeError(f"{name} must take {wanted}, but calling it so fails: {error}") from None
+        raise AdvisorTypeError(f"{name} must take {wanted}, but calling it this way fails: {error}") from None
     except ValueError:  # no signature, as of some builtins
         return
 
 
 def as_task(made: object, what: str, name: str = "model") -> Task:
-    """A `Task`, or the tuple ``(make_model, loss, batches)`` as one; ``what`` begins the message if it is neither."""
+    """A `Task`, made from the tuple ``(make_model, loss, batches)`` if need be. ``what`` begins the error message."""
     if isinstance(made, Task):
         return made
     if isinstance(made, tuple) and len(made) in (3, 4) and callable(made[0]) and callable(made[1]):

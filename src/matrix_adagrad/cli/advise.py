@@ -45,7 +45,7 @@ class Demo:
 
 
 DEMOS = {
-    "movielens": Demo(tasks.movielens, "matrix factorization of MovieLens 100K, which is downloaded if need be"),
+    "movielens": Demo(tasks.movielens, "matrix factorization of MovieLens 100K, which is downloaded if needed"),
     "mlp": Demo(tasks.mlp, "the paper's MLP with 15 layers"),
     "lm": Demo(tasks.lm, "a small character-level GPT, on text that ships with Python", steps=64, seeds=3),
 }
@@ -55,12 +55,14 @@ def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "advise",
-        help="find out which geometry pays for your model, and write a plan",
+        help="find the geometry that pays for your model, and write a plan",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The function takes no argument and returns a matrix_adagrad.advisor.Task, or the tuple\n"
         "(make_model, loss, batches): make_model() returns the model, loss(model, batch) the loss, and batches\n"
         "is an iterable of batches or a function of the seed that returns one. Held-out batches may follow as\n"
-        "a fourth.\n\ndemos:\n" + definitions({name: demo.meaning for name, demo in DEMOS.items()}) + "\n\nexamples:\n"
+        "a fourth element.\n\ndemos:\n"
+        + definitions({name: demo.meaning for name, demo in DEMOS.items()})
+        + "\n\nexamples:\n"
         "  matrix-adagrad advise --demo movielens\n"
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
         "  matrix-adagrad advise train.py:task --family adagrad\n"

@@ -37,7 +37,7 @@ def cores() -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """A whole number, at least 1."""
     if not text.lstrip("+-").isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number and must be at least 1, got {text}")
     return int(text)
@@ -58,7 +58,7 @@ def _number(text: str) -> float:
 
 
 def write_error(folder: Path) -> str | None:
-    """Why nothing can be written to a folder, to be asked before the work. Makes the folder if need be."""
+    """Why a folder cannot be written to, or ``None``; check this before the work. Creates the folder if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""Running a command: optional packages are checked first, and Ctrl-C or a closed pipe end it without a traceback."""
+"""Runs a command: optional packages are checked first, and Ctrl-C or a closed pipe ends it without a traceback."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def say(options: argparse.Namespace, text: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Refuse what was asked for and cannot be written; leave out the rest of what lacks its packages."""
+    """Refuse requested output whose packages are missing; leave out other output whose packages are missing."""
     for option, output in getattr(options, "requested", {}).items():
         if getattr(options, option) and output.missing:
             say(options, output.remedy)

@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
         "data",
         help="download MovieLens 100K and check it",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Without --path it is read from the user's cache, or downloaded from GroupLens or, with pip, in the\n"
-        "wheel of RecBole. Whatever the source, it is checked to be the published table of 100,000 ratings.\n\n"
+        epilog="Without --path, the data is read from the user's cache or downloaded: from GroupLens or, with pip,\n"
+        "in the wheel of RecBole. Whatever the source, it is checked to be the published table of 100,000 ratings.\n\n"
         "exit code: 0 if it was found, 1 if not, 2 if the arguments are wrong",
     )
     parser.add_argument("--path", type=Path, help="your u.data, ml-100k.zip or ml-100k.inter, or a folder with one")

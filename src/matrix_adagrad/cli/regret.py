@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "regret",
-        help="play an online game, and print the regret next to every bound of the paper",
+        help="play an online game, and print the regret with every bound of the paper",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="games:\n"
         + definitions(presets.GAMES)
@@ -42,13 +42,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--radius",
         type=positive_number,
-        help="radius of the Frobenius ball (default: 1; for motivating-*, half of the limit)",
+        help="radius of the Frobenius ball (default: 1; for motivating-*, half the limit)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of random games (default: 0)")
     parser.add_argument("--delta", type=positive_number, help="the stabilizer δ (default: 1e-8)")
     parser.add_argument("--exact", action="store_true", help="play twice, for exact distances to the best decision")
     parser.add_argument("--checkpoint", type=Path, help="a file to resume from and to save to, also on Ctrl-C")
-    parser.add_argument("--picture", type=Path, help="draw regret and bounds into this .png, .svg or .pdf")
+    parser.add_argument("--picture", type=Path, help="plot regret and bounds in this .png, .svg or .pdf")
     add_json(parser)
     parser.set_defaults(run=run, command="matrix-adagrad regret", requested=REQUESTED)
 

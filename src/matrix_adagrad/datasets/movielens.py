@@ -37,9 +37,9 @@ COUNTS = {"ratings": 100_000, "users": 943, "items": 1_682}
 FINGERPRINT = "ec862504a8c24b195f5194e51fb18bb2d59428d00d96d6d1c63433a3bd5f2f47"
 GROUPLENS = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 RECBOLE = "recbole==1.2.1"
-CONNECT, DOWNLOAD = 5.0, 60.0  # how many seconds a source may take to answer, and then to send everything
+CONNECT, DOWNLOAD = 5.0, 60.0  # timeouts in seconds: to connect, and then to download
 NAMES = ("u.data", "ml-100k.inter")
-# The table has 2 MB and its zip 5: what is larger is something else, and not worth the memory.
+# The table takes 2 MB and its zip 5. Anything much larger is something else, and not worth the memory.
 TABLE_BYTES, ARCHIVE_BYTES = 4 << 20, 32 << 20
 
 Rows = list[tuple[int, int, int, int]]
@@ -120,7 +120,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def _limited(stream: IO[bytes]) -> bytes:
-    """All that a stream has, unless that is more than MovieLens can be."""
+    """The whole stream, unless it is too large to be MovieLens."""
     raw = stream.read(ARCHIVE_BYTES + 1)
     if len(raw) > ARCHIVE_BYTES:
         raise ValueError(f"it has more than {ARCHIVE_BYTES:,} bytes")
@@ -157,7 +157,7 @@ def _table(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if size > TABLE_BYTES:
         raise ValueError(f"{name} in the zip has {size:,} bytes, and the table at most {TABLE_BYTES:,}")
     with archive.open(member) as stream:
-        return stream.read(TABLE_BYTES)  # no more is unpacked, whatever it said
+        return stream.read(TABLE_BYTES)  # unpack no more than that, whatever the zip claims
 
 
 def _checked(rows: Rows) -> Rows:
@@ -170,7 +170,7 @@ def _checked(rows: Rows) -> Rows:
     try:
         packed = b"".join(struct.pack("<4q", *row) for row in rows)
     except struct.error:
-        raise ValueError("it has a number of more than 64 bits") from None
+        raise ValueError("it has a number that needs more than 64 bits") from None
     found_fingerprint = hashlib.sha256(packed).hexdigest()
     if found_fingerprint != FINGERPRINT:
         raise ValueError(f"its counts are right, but not its values: sha256 {found_fingerprint}, not {FINGERPRINT}")
@@ -183,7 +183,7 @@ def _ratings(rows: Rows, source: str, cached: Path | None) -> Ratings:
 
 
 def _written(rows: Rows, file: Path) -> Path | None:
-    """The cached file; one that cannot be written costs the next run a download, not this one."""
+    """The cached file. If it cannot be written, only the next run pays, with a download."""
     try:
         return write(file, "".join("\t".join(map(str, row)) + "\n" for row in rows))
     except OSError:
@@ -191,7 +191,7 @@ def _written(rows: Rows, file: Path) -> Path | None:
 
 
 def _grouplens() -> bytes:
-    """The zip; a thread waits for it, because no timeout of sockets covers the lookup of a name."""
+    """The zip. A thread waits for it, because socket timeouts do not cover the DNS lookup."""
     answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
     def download() -> None:
@@ -199,7 +199,7 @@ def _grouplens() -> bytes:
             with urllib.request.urlopen(GROUPLENS, timeout=CONNECT) as response:
                 answers.put(b"connected")
                 is_short = response.length is not None and response.length <= ARCHIVE_BYTES
-                answers.put(response.read() if is_short else _limited(response))  # read() knows what is cut short
+                answers.put(response.read() if is_short else _limited(response))  # read() detects truncation
         except Exception as error:
             answers.put(error)
 
@@ -228,7 +228,7 @@ def _recbole() -> bytes:
                 arguments, check=True, timeout=DOWNLOAD, capture_output=True, encoding="utf-8", errors="replace"
             )
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"pip was not done within {DOWNLOAD:g} seconds") from None
+            raise TimeoutError(f"pip did not finish within {DOWNLOAD:g} seconds") from None
         except subprocess.CalledProcessError as error:
             said = error.stderr.strip().rpartition("\n")[2]
             raise OSError(f"pip download failed: {said}") from None

@@ -22,7 +22,7 @@ def python_text() -> str:
         OSError: if it has none of them.
     """
     parts = []
-    for source in (_licence, _principles, help_texts):  # the longest last: the end is what may be held out
+    for source in (_licence, _principles, help_texts):  # the longest last, since the end may be held out
         with contextlib.suppress(ImportError, OSError):
             parts.append(source())
     if not parts:

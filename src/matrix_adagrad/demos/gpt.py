@@ -37,7 +37,7 @@ class GPT(nn.Module):
 
 
 def windows(text: Tensor, starts: Tensor, context: int) -> Tensor:
-    """The windows of the text that begin at ``starts``, each of ``context`` characters and the next one."""
+    """The windows of the text that begin at ``starts``, each ``context`` characters plus the next one."""
     return text[starts[:, None] + torch.arange(context + 1)]
 
 

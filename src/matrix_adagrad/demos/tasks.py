@@ -45,11 +45,10 @@ def movielens(transposed: bool = False, path: Path | None = None) -> Task:
 
 
 def mlp(depth: int = 15) -> Task:
-    """The paper's stacked MLP, with tanh and Xavier weights: it fits noise, and scores by its
-    training loss how well gradients pass its layers.
+    """The paper's stacked MLP, with tanh and Xavier weights. It fits noise, and is scored by its training loss.
 
     Args:
-        depth: how many layers have weights.
+        depth: the number of layers with weights.
     """
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")
@@ -135,7 +134,7 @@ def shuffled_batches(random: torch.Generator, size: int, *samples: Tensor) -> It
 
 
 def _squares(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """The mean squared error; in training mode plus λ/2 (‖u‖² + ‖v‖²) for each rating."""
+    """The mean squared error, plus λ/2 (‖u‖² + ‖v‖²) for each rating in training mode."""
     users, items, values = batch
     u, v = model(users, items)
     loss: Tensor = ((u * v).sum(1) - values).square().mean()

@@ -52,38 +52,40 @@ class Balls(BlockDomain):
         return self.geometry
 
     def project(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-        seen, factor = self._shrunk(x, scale)
-        return (seen * factor).reshape(x.shape).to(x.dtype)
+        viewed, factor = self._shrunk(x, scale)
+        return (viewed * factor).reshape(x.shape).to(x.dtype)
 
     def project_(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-        seen, factor = self._shrunk(x, scale)
-        if not torch.compiler.is_compiling() and seen.data_ptr() == x.data_ptr():  # the same memory, not a copy
-            seen.mul_(factor)
+        viewed, factor = self._shrunk(x, scale)
+        if not torch.compiler.is_compiling() and viewed.data_ptr() == x.data_ptr():  # the same memory, not a copy
+            viewed.mul_(factor)
             return x
-        return x.copy_(seen.mul_(factor).view(x.shape))
+        return x.copy_(viewed.mul_(factor).view(x.shape))
 
     def _shrunk(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         """``x`` as the geometry views it, and the factors for its entries."""
-        seen, s = self._seen(x, scale)
+        viewed, s = self._viewed(x, scale)
         dims = self.geometry.dims(x.shape)
         alike = tuple(d for d in dims if s.shape[d] == 1)
-        lengths = lean_sum_squares(seen, alike).sqrt() if alike else seen.abs()
+        lengths = lean_sum_squares(viewed, alike).sqrt() if alike else viewed.abs()
         rest = tuple(d for d in dims if d not in alike)
-        return seen, _shrinkage(lengths / self.radius, s, rest, self._slack(x))
+        return viewed, _shrinkage(lengths / self.radius, s, rest, self._slack(x))
 
     def excess(self, x: Tensor) -> Tensor:
         return self.geometry.norm(x) / self.radius - 1
 
     def argmin(self, g: Tensor) -> Tensor:
-        seen, _ = self._seen(g, 1.0)
-        dims, tiny = self.geometry.dims(g.shape), torch.finfo(seen.dtype).tiny
+        viewed, _ = self._viewed(g, 1.0)
+        dims, tiny = self.geometry.dims(g.shape), torch.finfo(viewed.dtype).tiny
         if not dims:
             return torch.sgn(g).mul(-self.radius)
-        seen = seen / seen.abs().amax(dims, keepdim=True).clamp_min(tiny)  # squares of small numbers would be lost
-        length: Tensor = torch.linalg.vector_norm(seen, 2, dims, keepdim=True)
-        return (-self.radius * seen / length.clamp_min(tiny)).reshape(g.shape).to(g.dtype)
+        viewed = viewed / viewed.abs().amax(dims, keepdim=True).clamp_min(
+            tiny
+        )  # squares of small numbers would be lost
+        length: Tensor = torch.linalg.vector_norm(viewed, 2, dims, keepdim=True)
+        return (-self.radius * viewed / length.clamp_min(tiny)).reshape(g.shape).to(g.dtype)
 
-    def width(self, seen: int, members: int) -> float:  # noqa: ARG002
+    def width(self, entries: int, members: int) -> float:  # noqa: ARG002
         return 2 * self.radius
 
     def is_invariant(self, dims: Iterable[int], shape: Shape) -> bool:

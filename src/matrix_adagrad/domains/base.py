@@ -129,8 +129,8 @@ class BlockDomain(Domain):
         """The geometry whose blocks each have a set."""
 
     @abstractmethod
-    def width(self, seen: int, members: int) -> float:
-        """The largest distance between two points of a block's set, measured on ``seen`` of its ``members``."""
+    def width(self, entries: int, members: int) -> float:
+        """The largest distance between two points of a block's set, measured on ``entries`` of its ``members``."""
 
     def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
         geometry = norm_partition(geometry)
@@ -140,10 +140,10 @@ class BlockDomain(Domain):
             mine, theirs = set(self.blocks.dims(shape)), set(geometry.dims(shape))
             meeting = math.prod(shape[d] for d in theirs - mine)
             return math.sqrt(meeting) * self.width(math.prod(shape[d] for d in theirs & mine), members)
-        pairs, seen = torch.unique(
+        pairs, overlaps = torch.unique(
             torch.stack([_labels(geometry, shape), _labels(self.blocks, shape)]), dim=1, return_counts=True
         )
-        squares = torch.tensor([self.width(n, members) ** 2 for n in seen.tolist()], dtype=torch.float64)
+        squares = torch.tensor([self.width(n, members) ** 2 for n in overlaps.tolist()], dtype=torch.float64)
         totals = squares.new_zeros(geometry.scales(shape)).index_add_(0, pairs[0], squares)
         return float(totals.max().sqrt())
 
@@ -160,7 +160,7 @@ class BlockDomain(Domain):
         """
         return _EPS[x.dtype] + (4 + math.sqrt(self.blocks.members(x.shape)) / 4) * _EPS[wide_dtype(x.dtype)]
 
-    def _seen(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+    def _viewed(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         """``x`` as the blocks' geometry views it, in a wide dtype, and the scale, which broadcasts against it."""
         if x.dtype not in _EPS:
             raise TypeError(f"a tensor to be projected must have a floating-point dtype, got {x.dtype}")

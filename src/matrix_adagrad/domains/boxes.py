@@ -61,7 +61,7 @@ class Box(BlockDomain):
         lowest = torch.full_like(g, inside)
         return torch.where(g > 0, self.low, torch.where(g < 0, self.high, lowest)).to(g.dtype)
 
-    def width(self, seen: int, members: int) -> float:  # noqa: ARG002
+    def width(self, entries: int, members: int) -> float:  # noqa: ARG002
         return self.high - self.low
 
     def check_fits(self, name: str, x: Tensor) -> None:

@@ -37,11 +37,11 @@ class _SumDomain(BlockDomain):
     def _flat(self, x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor, torch.Size]:
         """``x`` and its scales with one row per block, and the shape before flattening."""
         self.check_fits("a tensor to be projected", x)
-        seen, s = self._seen(x, scale)
+        viewed, s = self._viewed(x, scale)
         dims = self.blocks.dims(x.shape)
         last = tuple(range(-len(dims), 0))
-        moved = seen.movedim(dims, last)
-        flat = s.expand(seen.shape).movedim(dims, last)
+        moved = viewed.movedim(dims, last)
+        flat = s.expand(viewed.shape).movedim(dims, last)
         rows = moved.dim() - len(dims)
         matrix = math.prod(moved.shape[:rows]), math.prod(moved.shape[rows:])
         return moved.reshape(matrix), flat.reshape(matrix), moved.shape
@@ -78,8 +78,8 @@ class Simplices(_SumDomain):
         lowest = torch.zeros_like(flat).scatter_(1, flat.argmin(1, keepdim=True), self.total)
         return self._unflat(lowest, moved, g)
 
-    def width(self, seen: int, members: int) -> float:
-        if seen > 1:
+    def width(self, entries: int, members: int) -> float:
+        if entries > 1:
             return math.sqrt(2) * self.total  # from one corner to another
         return self.total if members > 1 else 0.0
 
@@ -112,7 +112,7 @@ class L1Balls(_SumDomain):
         corner = -self.radius * flat.gather(1, steepest).sign()
         return self._unflat(torch.zeros_like(flat).scatter_(1, steepest, corner), moved, g)
 
-    def width(self, seen: int, members: int) -> float:  # noqa: ARG002
+    def width(self, entries: int, members: int) -> float:  # noqa: ARG002
         return 2 * self.radius
 
 
@@ -131,7 +131,9 @@ def _onto_simplex(x: Tensor, s: Tensor, total: float) -> Tensor:
     threshold = candidates.gather(1, last)
     stays = ends > threshold
     y, w = torch.where(stays, x - threshold * w, 0), torch.where(stays, w, 0)
-    excess = (y.sum(1, keepdim=True) - total) / w.sum(1, keepdim=True)  # of rounding, in running sums of large numbers
+    excess = (y.sum(1, keepdim=True) - total) / w.sum(
+        1, keepdim=True
+    )  # from rounding, in running sums of large numbers
     return (y - excess * w).clamp_min_(0)
 
 

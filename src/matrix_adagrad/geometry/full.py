@@ -75,12 +75,12 @@ class Full(Geometry):
         other: Side = {"row": "column", "column": "row", "smaller": "smaller"}[self.side]  # type: ignore[assignment]
         return Full(other, self.every, self.block)
 
-    def _is_row(self, shape: Shape) -> bool:
+    def is_row(self, shape: Shape) -> bool:
         return self.side == "row" or (self.side == "smaller" and shape[-2] <= shape[-1])
 
     def _grid(self, shape: Shape) -> tuple[int, int]:
         """How many blocks there are, and their size."""
-        size = shape[-2] if self._is_row(shape) else shape[-1]
+        size = shape[-2] if self.is_row(shape) else shape[-1]
         blocks = max(1, math.ceil(size / self.block))
         return blocks, math.ceil(size / blocks)
 
@@ -89,7 +89,7 @@ class Full(Geometry):
         return ((*shape[:-2], blocks, size, size),)
 
     def entries(self, shape: Shape) -> tuple[int, ...]:
-        return (shape[-1] if self._is_row(shape) else shape[-2],)
+        return (shape[-1] if self.is_row(shape) else shape[-2],)
 
     def measure(self, g: Tensor) -> tuple[Tensor, ...]:
         blocks = self._blocks(g)
@@ -139,14 +139,14 @@ class Full(Geometry):
         """V · diag(factors) · Vᵀ · x, block by block."""
         blocks: Tensor = vectors @ (factors * (vectors.mH @ self._blocks(x)))
         matrix = blocks.flatten(-3, -2)
-        if self._is_row(x.shape):
+        if self.is_row(x.shape):
             return matrix[..., : x.shape[-2], :]
         return matrix[..., : x.shape[-1], :].mH
 
     def _blocks(self, x: Tensor) -> Tensor:
         """The matrix with the side's entries as rows, cut into blocks; the last one is padded with zeros."""
         x = x.to(wide_dtype(x.dtype))
-        matrix = x if self._is_row(x.shape) else x.mH
+        matrix = x if self.is_row(x.shape) else x.mH
         blocks, size = self._grid(x.shape)
         padding = blocks * size - matrix.shape[-2]
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, padding)) if padding else matrix

@@ -68,8 +68,8 @@ def to_adagrad(optimizer: MatrixAdaGrad) -> Adagrad:
     r"""A ``torch.optim.Adagrad`` that continues from the state of a `MatrixAdaGrad`.
 
     A block's statistic is spread evenly over its entries, :math:`V_{ij} = V_b / |b|`, which keeps its sum. With
-    ``geometry="entry"`` this is exact. From rows it cannot be, and this is the only such direction: how the squares
-    were spread within a row is no longer known, so AdaGrad's steps differ from here on. If you convert back with
+    ``geometry="entry"`` this is exact. From rows it cannot be: how the squares were spread within a row is no longer
+    known, so AdaGrad's steps differ from here on. If you convert back with
     `from_adagrad` before a step, you get the same row state: in float32, bit for bit with the mean, and up to rounding
     with the sum.
 

@@ -132,7 +132,7 @@ def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBa
     pooling, numbers = _pooling(tables), dict[int, int]()
     features = [numbers.setdefault(id(table.weight), len(numbers)) for table in tables]
     if features != sorted(features):
-        raise ValueError(f"the features have the tables {features}: FBGEMM wants those of one table next to each other")
+        raise ValueError(f"the features have the tables {features}: FBGEMM needs those of one table next to each other")
     found = [_Found.of(tables[features.index(number)].weight, number, optimizer) for number in range(len(numbers))]
     options = found[0].options
     for other in found:
@@ -181,7 +181,7 @@ class _Found(NamedTuple):
 
 
 def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for FBGEMM, with the mean. Raises an error for what it does not support."""
+    """The options for FBGEMM, with the mean. Raises an error for anything it does not support."""
     shape, geometry = tuple(weight.shape), group["geometry"]
     refuse(group, {**NOT_THERE, "maximize": "negate the loss"}, "FBGEMM")
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
@@ -209,7 +209,7 @@ def _decays(pooling: PoolingMode, features: list[int]) -> bool:
 
 
 def _pooling(tables: Sequence[Table]) -> PoolingMode:
-    """The pooling mode shared by all modules. Raises an error for what FBGEMM's lookup does not support."""
+    """The pooling mode shared by all modules. Raises an error for anything FBGEMM's lookup does not support."""
     if not isinstance(tables, Sequence) or not tables or not all(isinstance(table, Table) for table in tables):
         raise TypeError(f"tables must be a list of nn.EmbeddingBag or nn.Embedding, at least one, got {tables!r}")
     modes = {table.mode if isinstance(table, nn.EmbeddingBag) else "none" for table in tables}

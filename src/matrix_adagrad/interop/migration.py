@@ -46,12 +46,12 @@ Group = Mapping[str, Any]
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # schedulers keep the other three in groups
 _NOT_HERE = {
     "lr_decay": "use a scheduler, LambdaLR(optimizer, lambda t: 1 / (1 + lr_decay * t)), and lr_decay=0",
-    "differentiable": "its state belongs to a graph of autograd; make a new optimizer",
+    "differentiable": "its state belongs to an autograd graph; create a new optimizer",
 }
 NOT_THERE = {
-    "domain": "it never projects; take the domain out of the group, if the run may leave it",
+    "domain": "it never projects; remove the domain from the group, if the run may leave it",
     "capturable": "set it to False in the group",
-    "differentiable": "the state belongs to a graph of autograd; make a new optimizer",
+    "differentiable": "the state belongs to an autograd graph; create a new optimizer",
 }
 
 
@@ -181,7 +181,7 @@ def refuse(options: Group, advice: Mapping[str, str], where: str) -> None:
 def check_kind(argument: str, value: object, kind: type) -> None:
     """Raise an error for an argument of the wrong type."""
     if not isinstance(value, kind):
-        raise TypeError(f"{argument} must be of the kind {kind.__name__}, got {type(value).__name__}")
+        raise TypeError(f"{argument} must be an instance of {kind.__name__}, got {type(value).__name__}")
 
 
 def parameters(optimizer: MatrixAdaGrad, peer: str) -> Iterator[tuple[str, Tensor, Group]]:
@@ -189,7 +189,9 @@ def parameters(optimizer: MatrixAdaGrad, peer: str) -> Iterator[tuple[str, Tenso
     for group in optimizer.param_groups:
         for name, param in optimizer._named(group):
             if is_sharded(param):
-                raise ValueError(f"{name} is sharded: carry over whole parameters, in one process")
+                raise ValueError(f"{name} is sharded: carry over unsharded parameters, in one process")
             if param.is_complex():
-                raise ValueError(f"{name} is {param.dtype}, which {peer} squares in another way: carry over real ones")
+                raise ValueError(
+                    f"{name} is {param.dtype}, which {peer} squares differently: carry over real parameters"
+                )
             yield name, param, group

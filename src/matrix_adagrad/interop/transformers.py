@@ -22,7 +22,7 @@ _REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
 
 
 class ProbeCallback(TrainerCallback):
-    """Attaches a `Probe` for the duration of a training run, and sends its numbers wherever the trainer reports.
+    """Attaches a `Probe` for the duration of a training run, and sends its numbers to wherever the trainer logs.
 
     It observes gradients as the optimizer sees them: accumulated, unscaled and clipped. The numbers go to TensorBoard,
     W&B and the other integrations in ``report_to``. There are too many for the console and the trainer's own history. A

@@ -28,7 +28,7 @@ SLACK = 1e-9  # of both sides' size: rounding over many rounds
 
 @dataclass(frozen=True)
 class Inequality:
-    """left ≤ right, and where in the paper it is claimed, or required as the condition of a claim."""
+    """left ≤ right, and where the paper claims it, or requires it as the condition of a claim."""
 
     name: str
     place: str
@@ -184,7 +184,7 @@ class TradeOff:
         return self.growing(scale) + self.falling(scale)
 
     def to_dict(self) -> dict[str, list[float]]:
-        """For each block the scale that was used, the optimal one, and the bound at both."""
+        """For each block, the scale that was used, the optimal scale, and the bound at both."""
         return {
             "used": self.used.tolist(),
             "optimal": self.optimal.tolist(),
@@ -194,5 +194,5 @@ class TradeOff:
 
     @property
     def least(self) -> Tensor:
-        """The least value of each block's bound, Δ √(a/λ) √V_b."""
+        """The minimum of each block's bound, Δ √(a/λ) √V_b."""
         return self.distance * math.sqrt(2) * self.squares.sqrt()

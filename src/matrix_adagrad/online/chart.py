@@ -1,4 +1,4 @@
-"""A picture of a run: its regret next to the bounds, and the trade-off behind them. Needs matplotlib."""
+"""A chart of a run: its regret with the bounds, and the trade-off behind them. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = 24  # of the curve of the regret
 
 
 def draw(result: Regret, path: Path) -> None:
-    """The regret next to its bounds, round by round, and the trade-off behind them (§4.2)."""
+    """The regret with its bounds, round by round, and the trade-off behind them (§4.2)."""
     from matplotlib import pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
@@ -39,12 +39,12 @@ def _draw_curve(axes: Any, curve: Sequence[Mapping[str, float]]) -> None:
     for name, label in {**names, "general bound": "general bound (Cor. 1)"}.items():
         axes.plot(rounds, [point[name] for point in curve], "--", label=label)
     axes.plot(rounds, [point["regret"] for point in curve], "o-", color="black", markersize=3, label="regret")
-    axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="regret, and bounds on it")
+    axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="regret and its bounds")
     axes.set_title("The regret and its bounds", loc="left", fontsize=11)
 
 
 def _draw_bound(axes: Any, tradeoff: TradeOff) -> None:
-    """The two terms of the bound against the scale, and the scales that were used."""
+    """The two terms of the bound by scale, and the scales that were used."""
     from matplotlib.ticker import NullLocator
 
     used, optimal = _scales(tradeoff)
@@ -57,15 +57,17 @@ def _draw_bound(axes: Any, tradeoff: TradeOff) -> None:
     axes.plot(
         ratio, (ratio + 1 / ratio) / 2, "o", color="black", markersize=4, label=f"scales used, blocks: {len(ratio):,}"
     )
-    axes.set(xscale="log", yscale="log", xlabel="scale s over the best one, s*", ylabel="bound over its least value")
+    axes.set(
+        xscale="log", yscale="log", xlabel="scale s relative to the best, s*", ylabel="bound relative to its minimum"
+    )
     for axis, ticks in ((axes.xaxis, (0.2, 0.5, 1, 2, 5)), (axes.yaxis, (0.1, 0.2, 0.5, 1, 2))):
         axis.set_ticks(ticks, map(str, ticks))
         axis.set_minor_locator(NullLocator())
-    axes.set_title("The bound of a block against its scale", loc="left", fontsize=11)
+    axes.set_title("The bound of a block, by its scale", loc="left", fontsize=11)
 
 
 def _draw_scales(axes: Any, tradeoff: TradeOff) -> None:
-    """The scales of the last round next to the best ones."""
+    """The scales of the last round, compared with the best ones."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     used, optimal = _scales(tradeoff)

@@ -1,4 +1,4 @@
-"""Data that come in one by one: examples for many tasks, entries of a matrix."""
+"""Data that arrive one at a time: examples for many tasks, entries of a matrix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["EntryStream", "ExampleStream", "generator"]
 
 @dataclass(frozen=True, eq=False)
 class ExampleStream:
-    """Examples for many tasks: the task of each round, its features and its label ±1. Decisions have a row a task.
+    """Examples for many tasks: the task of each round, its features and its label ±1. Decisions have one row per task.
 
-    `ExampleStream.random` draws one.
+    `ExampleStream.random` draws a stream.
     """
 
     tasks: Tensor
@@ -28,7 +28,7 @@ class ExampleStream:
     def __post_init__(self) -> None:
         lengths = (len(self.tasks), len(self.features), len(self.labels))
         if len(set(lengths)) != 1 or not lengths[0]:
-            raise ValueError(f"tasks, features and labels must be of one length, at least 1, got {lengths}")
+            raise ValueError(f"tasks, features and labels must have the same length, at least 1, got {lengths}")
         if not 0 <= int(self.tasks.min()) <= int(self.tasks.max()) < self.m:
             raise ValueError(
                 f"tasks must be from 0 to {self.m - 1}, got {int(self.tasks.min())} to {int(self.tasks.max())}"
@@ -55,7 +55,7 @@ class ExampleStream:
 
 @dataclass(frozen=True, eq=False)
 class EntryStream:
-    """Entries of a matrix as they come in: row, column, value. `EntryStream.random` draws one of a low-rank matrix."""
+    """Entries of a matrix as they arrive: row, column, value. `EntryStream.random` draws those of a low-rank matrix."""
 
     rows: Tensor
     columns: Tensor
@@ -64,11 +64,11 @@ class EntryStream:
     def __post_init__(self) -> None:
         lengths = (len(self.rows), len(self.columns), len(self.values))
         if len(set(lengths)) != 1 or not lengths[0]:
-            raise ValueError(f"rows, columns and values must be of one length, at least 1, got {lengths}")
+            raise ValueError(f"rows, columns and values must have the same length, at least 1, got {lengths}")
 
     @staticmethod
     def random(m: int, n: int, rounds: int, *, rank: int = 2, noise: float = 0.1, seed: int = 0) -> EntryStream:
-        """Uniform entries of a matrix of this rank with entries of size 1, and Gaussian noise."""
+        """Uniformly drawn entries of a matrix of this rank, with entries of size 1, plus Gaussian noise."""
         random = generator(seed, 0)
         left = torch.randn(m, rank, dtype=torch.float64, generator=random)
         right = torch.randn(n, rank, dtype=torch.float64, generator=random) / math.sqrt(rank)
@@ -81,5 +81,5 @@ class EntryStream:
 
 
 def generator(seed: int, chunk: int) -> torch.Generator:
-    """Random numbers that are the same whenever they are drawn."""
+    """A generator that draws the same numbers every time."""
     return torch.Generator().manual_seed((1_000_003 * seed + chunk) % (1 << 63))

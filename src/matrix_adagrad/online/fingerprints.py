@@ -1,4 +1,4 @@
-"""Telling one run from another: a ``repr`` with everything an object is made of, tensors by their contents."""
+"""Tells runs apart: a ``repr`` with everything that an object is made of, including the contents of tensors."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _gradients(m: int, n: int, drift: float, seed: int, chunk: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Adversarial(_LinearGame):
-    """An adversary that takes the rows in turn and charges for the row's norm: the gradient is the row's direction.
+    """An adversary that cycles through the rows and charges for the row's norm: the gradient is the row's direction.
 
     If a row is 0, all of its entries have the same gradient. The best decision follows from the sum of gradients.
     """
@@ -187,7 +187,7 @@ class _Classification(Game):
     @staticmethod
     @abstractmethod
     def _of_margin(margin: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, a smooth minorant that tends to it as the smoothing does to 0, and the minorant's derivative."""
+        """The loss, a smooth minorant that converges to it as the smoothing vanishes, and the minorant's derivative."""
 
     def loss(self, t: int, x: Tensor) -> tuple[float, Tensor]:
         t %= len(self.stream.tasks)
@@ -256,9 +256,9 @@ class Logistic(_Classification):
 class Completion(Game):
     r"""Matrix completion, :math:`f_t(X) = \tfrac12 (X_{i_t j_t} - v_t)^2` along an `EntryStream`, again and again.
 
-    The sum of the losses is :math:`\tfrac12 \sum N_{ij} (X_{ij} - \bar v_{ij})^2` plus a constant, with each entry's
-    count and the mean of its values. So the best fixed decision is the projection of the means in the metric of the
-    counts. This is exact for every domain.
+    The sum of the losses is :math:`\tfrac12 \sum N_{ij} (X_{ij} - \bar v_{ij})^2` plus a constant, where N counts how
+    often an entry appears, and v̄ is the mean of its values. So the best fixed decision is the projection of the means
+    in the metric of the counts. This is exact for every domain.
     """
 
     stream: EntryStream

@@ -1,16 +1,15 @@
 r"""Measures regret in memory that does not grow with the rounds.
 
-For a quadratic ψ_t the sum of divergences in Corollary 1 is linear and quadratic in X*, so a few running sums give it
-exactly for any X* in the end: with :math:`Z_t = X_t - X_1` and
-:math:`W = X^* - X_1`,
+For quadratic ψ_t, the sum of divergences in Corollary 1 is a polynomial of degree two in X*. So a few running sums give
+it exactly for any X* at the end: with :math:`Z_t = X_t - X_1` and :math:`W = X^* - X_1`,
 
 .. math::
     \sum_t B_{\psi_t}(X^*; X_t) - B_{\psi_t}(X^*; X_{t+1})
     = -\Big\langle W, \sum_t H_t (X_t - X_{t+1}) \Big\rangle
       + \tfrac12 \sum_t \langle H_t (X_t - X_{t+1}),\ Z_t + Z_{t+1} \rangle .
 
-Only the largest distance :math:`\max_u \|X^* - X_u\|` needs X* from the start: a second pass over the same game gives
-it exactly; one pass gives an upper bound, by the triangle inequality through X_1.
+Only the largest distance :math:`\max_u \|X^* - X_u\|` needs X* from the start. A second pass over the same game gives
+it exactly. A single pass gives an upper bound, by the triangle inequality through X_1.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class RegretMeter:
         return self.learner.rounds
 
     def record(self, loss: float, grad: Tensor) -> None:
-        """One round: the loss at ``learner.x`` and a subgradient there. The learner moves."""
+        """Record one round: the loss at ``learner.x`` and a subgradient there. The learner then moves."""
         x = self.learner.x
         self._is_whole = False
         self._measure_distance(x)
@@ -141,7 +140,7 @@ class RegretMeter:
         every: float = 30.0,
         points: int = 0,
     ) -> Regret:
-        """Play a game from its first round, or from a checkpoint on, and return the regret.
+        """Play a game from its first round, or from a checkpoint, and return the regret.
 
         Args:
             game: the losses.
@@ -180,7 +179,7 @@ class RegretMeter:
         return self.regret(self._best)
 
     def _name(self, game: Game, exact: bool) -> str:
-        """Tells this run from others, so that none is resumed from another's checkpoint."""
+        """Distinguishes this run from others, so that no run is resumed from another's checkpoint."""
         geometries = ", ".join(map(str, self._bounds_for)) or "no further geometry"
         passes = "two passes" if exact else "one pass"
         return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, bounds for {geometries}, {passes}"
@@ -188,9 +187,7 @@ class RegretMeter:
     def _play(self, game: Game, rounds: int, progress: Progress | None, file: RunFile | None, points: int) -> None:
         start, stops = self.rounds, {round(rounds ** (i / points)) for i in range(points + 1)} if points else set()
         if start > rounds:
-            raise ValueError(
-                f"rounds must be at least the {start} that were played already, got {rounds}: start a new run"
-            )
+            raise ValueError(f"rounds must be at least the {start} already played, got {rounds}: start a new run")
         turns: Iterable[int] = range(start, rounds)
         if progress is not None:
             turns = progress(turns, initial=start, total=rounds)

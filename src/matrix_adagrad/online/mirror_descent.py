@@ -130,7 +130,7 @@ class AdaGrad(Scheme):
         if isinstance(geometry, Full) and grad.dim() == 2 and len(measured[0]) == 1:
             (roots,), (vectors,) = geometry.derive(*measured)
             values = roots + self.delta
-            side = RowWise if geometry._is_row(grad.shape) else ColumnWise
+            side = RowWise if geometry.is_row(grad.shape) else ColumnWise
             return side((vectors * values) @ vectors.T, eigen=(values, vectors))
         return Measured(geometry, measured, self.delta)
 
@@ -197,7 +197,7 @@ class MirrorDescent:
             raise TypeError(f"x1 must have a floating-point dtype, got {x1.dtype}")
         domain.check_fits("x1", x1)
         if not domain.contains(x1):
-            raise ValueError(f"x1 lies outside of {domain!r}, at a distance of {domain.distance(x1):.4g}: project it")
+            raise ValueError(f"x1 lies outside {domain!r}, at a distance of {domain.distance(x1):.4g}: project it")
         if isinstance(proximal, Proximal):
             proximal = Fixed(proximal)
         if isinstance(proximal, Scheme) and delta is not None:
@@ -236,7 +236,7 @@ class MirrorDescent:
         return diameter / math.sqrt(2)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to continue from here: the decision, the round, and the scheme's state."""
+        """Everything needed to continue from here: the decision, the round, and the scheme's state."""
         return {"x": self.x, "rounds": self.rounds, "scheme": self.scheme.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ EVERYWHERE = WholeSpace()
 
 
 class Proximal(ABC):
-    """ψ(X) = ½⟨X, HX⟩. A subclass defines what H and its inverse do, and projects in its norm."""
+    """ψ(X) = ½⟨X, HX⟩. A subclass multiplies by H and by its inverse, and projects in its norm."""
 
     strong_convexity = 1.0  # in its own norm
 
@@ -167,7 +167,7 @@ class _Metric(Proximal):
             excess = float((metric - metric.T).abs().max())
             if excess > 16 * len(metric) * torch.finfo(metric.dtype).eps * float(metric.abs().max()):
                 raise ValueError(
-                    f"metric must be symmetric, and entries differ from their mirror images by {excess:.3g}"
+                    f"metric must be symmetric, but entries differ from their mirror images by {excess:.3g}"
                 )
             metric = (metric + metric.T) / 2
             eigen = tuple(torch.linalg.eigh(metric))
@@ -296,4 +296,4 @@ class Vectorised(_Metric):
 
 def _check_positive(name: str, least: Tensor) -> None:
     if not float(least) > 0:
-        raise ValueError(f"{name} must be positive definite, and its least eigenvalue is {float(least):.3g}")
+        raise ValueError(f"{name} must be positive definite, but its smallest eigenvalue is {float(least):.3g}")

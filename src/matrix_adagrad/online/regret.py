@@ -1,4 +1,4 @@
-"""The regret of a run, next to the bounds on it."""
+"""The regret of a run, with the bounds on it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ torch.serialization.add_safe_globals([Scaled, RowWise, ColumnWise, Vectorised, S
 
 
 class DeferredInterrupt:
-    """Defers Ctrl-C to the end of a round, so that no round is counted by half. A second Ctrl-C is not deferred."""
+    """Defers Ctrl-C to the end of a round, so that no round is half counted. A second Ctrl-C is not deferred."""
 
     def __init__(self) -> None:
         self._is_pending, self._handler = False, signal.getsignal(signal.SIGINT)
@@ -51,7 +51,7 @@ class DeferredInterrupt:
 
 
 class RunFile:
-    """The file that a run is saved to and resumed from; a save replaces it at once, or not at all."""
+    """The file that a run is saved to and resumed from. A save replaces it completely or not at all."""
 
     def __init__(self, path: Path, run: str, every: float, state: Callable[[], dict[str, Any]]) -> None:
         if path.is_dir() or not path.absolute().parent.is_dir():
@@ -71,7 +71,7 @@ class RunFile:
                 f"{self._path} is not the checkpoint of a regret run ({reason}): give another file"
             ) from None
         if run != self._run:
-            raise ValueError(f"{self._path} is of another run:\n  {run}, and this is\n  {self._run}")
+            raise ValueError(f"{self._path} belongs to another run:\n  {run}, but this is\n  {self._run}")
         state: dict[str, Any] = saved["state"]
         return state
 
@@ -84,7 +84,7 @@ class RunFile:
             self._path.unlink()
             self._is_possible = False
             raise ValueError(
-                f"this run cannot be saved: {error}; torch.serialization.add_safe_globals allows classes of your own"
+                f"this run cannot be saved: {error}; torch.serialization.add_safe_globals allows your own classes"
             ) from None
 
     def save_if_due(self) -> None:
@@ -97,6 +97,6 @@ class RunFile:
         try:
             with replacing(self._path) as out:
                 torch.save({"run": self._run, "state": self._state()}, out)
-        except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch's: the run goes on
+        except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError: the run goes on
             logging.getLogger("matrix_adagrad").warning("%s could not be written: %s", self._path, error)
         self._saved_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Convex functions minimised over a domain, with a certificate of how far from the minimum the answer can be."""
+"""Minimises convex functions over a domain, with a certificate of how far from the minimum the answer can be."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def inner(x: Tensor, y: Tensor) -> float:
     return float(torch.dot(x.reshape(-1), y.reshape(-1)))
 
 
-# (X, μ) ↦ f(X), and the value and the gradient at X of a smooth convex f_μ ≤ f that tends to f with μ → 0; if f is
-# smooth, f itself.
+# (X, μ) ↦ f(X), plus the value and the gradient at X of a smooth convex f_μ ≤ f that converges to f as μ → 0. If f is
+# smooth, f_μ may be f itself.
 Objective = Callable[[Tensor, float], tuple[float, float, Tensor]]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A point of the domain, the function's value there, and by how much at most the minimum is lower."""
+    """A point of the domain, the function's value there, and a bound on how much lower the minimum can be."""
 
     x: Tensor
     value: float
@@ -34,11 +34,11 @@ class Solution:
     tolerance: float = math.inf
 
     def certified(self) -> Solution:
-        """This solution, if the gap is within the tolerance that was asked for; else an error."""
+        """This solution, if its gap is within the requested tolerance. Otherwise an error is raised."""
         if not self.gap <= self.tolerance:
             raise RuntimeError(
-                f"the solver stopped at a gap of {self.gap:.3g}, and {self.tolerance:.3g} was asked for: "
-                "the problem is too ill-conditioned; take a larger stabilizer or a coarser tolerance"
+                f"the solver stopped at a gap of {self.gap:.3g}, but {self.tolerance:.3g} was requested: "
+                "the problem is too ill-conditioned; use a larger stabilizer or a coarser tolerance"
             )
         return self
 
@@ -46,18 +46,18 @@ class Solution:
 def minimise(
     objective: Objective, domain: Domain, start: Tensor, *, tolerance: float, max_steps: int = 20_000
 ) -> Solution:
-    r"""A point of a bounded domain where a convex function is least, up to a certified gap.
+    r"""A point of a bounded domain that minimises a convex function, up to a certified gap.
 
-    Accelerated projected gradients with restarts, on smoother and then less smooth minorants. Since
-    :math:`f(Y) \ge f_\mu(X) + \langle \nabla f_\mu(X), Y - X \rangle`, the least value of the right-hand side over the
-    domain is a lower bound of the minimum: the gap is the difference between the best value and the best bound.
+    This is the accelerated projected gradient method with restarts, on less and less smooth minorants. Since
+    :math:`f(Y) \ge f_\mu(X) + \langle \nabla f_\mu(X), Y - X \rangle`, the minimum of the right-hand side over the
+    domain is a lower bound on the minimum of f. The gap is the difference between the best value and the best bound.
 
     Args:
         objective: the function and its smooth minorants.
         domain: a bounded domain.
         start: any point.
         tolerance: the gap to stop at.
-        max_steps: the number of steps to stop at, with whatever gap was reached.
+        max_steps: the number of steps to stop after, with whatever gap was reached.
     """
     x = y = domain.project(start)
     momentum, smoothing = 1.0, 1.0
@@ -93,7 +93,7 @@ def minimise(
 
 
 def _curvature(objective: Objective, x: Tensor, gradient: Tensor, far: Tensor, smoothing: float) -> float:
-    """How fast the gradient changes across the domain: a first guess, in the problem's own units."""
+    """How fast the gradient changes across the domain: an initial guess, in the problem's own units."""
     length = float((far - x).norm())
     change = float((objective(far, smoothing)[2] - gradient).norm())
     return change / length if length > 0 and change > 0 else 1.0

@@ -93,7 +93,7 @@ class Grid:
     def __post_init__(self) -> None:
         for name, places in (("xs", self.xs), ("ys", self.ys)):
             if not _in_one_direction(places):
-                raise ValueError(f"{name} must be finite and go up, or down, all the way; got {places}")
+                raise ValueError(f"{name} must be finite, and increasing or decreasing; got {places}")
         wrong = len(self.values) != len(self.ys) or any(len(row) != len(self.xs) for row in self.values)
         if wrong:
             raise ValueError(f"values must be {len(self.ys)} rows of {len(self.xs)} numbers")

@@ -202,12 +202,12 @@ def _name_references(cell: Any, panel: Panel, figure: Figure) -> None:
     curves, ends = [line for line in panel.lines if not line.reference], []
     for line in (line for line in panel.lines if line.reference):
         x, y, *_ = _drawable(line, figure, bottom)
-        seen = [(b, a) for a, b in zip(x, y, strict=True) if left <= a <= right and bottom <= b <= top]
-        if seen:
-            gaps = _gap(curves, 0, seen[0][0]), _gap(curves, -1, seen[-1][0])
+        visible = [(b, a) for a, b in zip(x, y, strict=True) if left <= a <= right and bottom <= b <= top]
+        if visible:
+            gaps = _gap(curves, 0, visible[0][0]), _gap(curves, -1, visible[-1][0])
             start = abs(gaps[0]) > abs(gaps[1])
             is_below = 0 < (gaps[0] if start else gaps[1]) < math.inf
-            ends.append((*seen[0 if start else -1], line.name, "left" if start else "right", is_below))
+            ends.append((*visible[0 if start else -1], line.name, "left" if start else "right", is_below))
     for rank, (y_end, x_end, name, ha, is_below) in enumerate(sorted(ends, reverse=True)):
         below = rank > 0 if len(ends) > 1 else is_below  # a single name goes where the nearest curve is not
         side = {"va": "top", "xytext": (0, -2)} if below else {"va": "bottom", "xytext": (0, 2)}

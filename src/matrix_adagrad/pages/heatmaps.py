@@ -19,13 +19,13 @@ from matrix_adagrad.pages.tables import panel_title
 
 __all__ = ["canvas"]
 
-MOST = 12  # plates in a picture: more would make a poster
+MOST = 12  # plates in a picture: more would make it a poster
 FEW = 8  # up to this many rows or columns are all labelled
 WIDTHS = (6.6, 10.2)  # of a picture with one grid in each row, or two
 
 
 def canvas(heat: HeatMap, quick: bool) -> Any:
-    """The first plates, with a note if there are more."""
+    """A canvas with the first plates, and a note if there are more."""
     plates = heat.plates[:MOST]
     columns = max(len(plate.grids) for plate in plates)
     width = WIDTHS[columns - 1]

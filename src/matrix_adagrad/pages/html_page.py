@@ -69,7 +69,7 @@ def _check(document: Document, figures: Mapping[str, Figure]) -> None:
     names = [part.name for part in document.parts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"figures and tables share their names: {', '.join(twice)}")
+        raise ValueError(f"figures and tables must have different names, but these are repeated: {', '.join(twice)}")
     missing = [name for name in document.leading if name not in figures]
     if missing:
         raise ValueError(f"no section has these leading figures: {', '.join(missing)}")
@@ -159,7 +159,7 @@ def _lines(figure: Figure) -> list[Line]:
 
 
 def _numeric(table: Table) -> list[bool]:
-    return [tables.is_number(row[i] for row in table.rows) for i in range(len(table.columns))]
+    return [tables.is_numeric(row[i] for row in table.rows) for i in range(len(table.columns))]
 
 
 def _claim(row: Iterable[tables.Field]) -> dict[str, Any]:

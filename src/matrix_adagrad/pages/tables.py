@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from matrix_adagrad.pages.document import Figure, HeatMap, Line, Table
 
-__all__ = ["Field", "Point", "csv_text", "field", "finite", "is_number", "panel_title", "points", "titles"]
+__all__ = ["Field", "Point", "csv_text", "field", "finite", "is_numeric", "panel_title", "points", "titles"]
 
 Field: TypeAlias = str | float | int | None
 Point: TypeAlias = tuple[float, float | None, float | None, float | None]
@@ -67,7 +67,7 @@ def field(value: Field) -> str:
             return str(value)
 
 
-def is_number(values: Iterable[Field]) -> bool:
+def is_numeric(values: Iterable[Field]) -> bool:
     """Whether a column holds only numbers, fractions and empty fields, so that its digits line up."""
     kept = [field(value) for value in values if value not in (None, "")]
     return bool(kept) and all(re.fullmatch(r"[-+]?[\d.,/%e+-]*\d%?|[-+]?∞|–", text) for text in kept)

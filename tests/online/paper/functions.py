@@ -64,7 +64,7 @@ def a_diagonal_metric_weights_each_row_or_column_alone(c):
 
 
 @identity("§2.1 with §2.2 and §2.3")
-def the_vectorised_function_of_a_kronecker_product_is_row_or_column_wise(c):
+def the_vectorised_function_of_a_kronecker_productis_row_or_column_wise(c):
     m, n = c.shape
     yield Vectorised(torch.kron(eye(n), c.C)).value(c.X), RowWise(c.given(c.C)).value(c.X), c.terms
     yield Vectorised(torch.kron(c.D, eye(m))).value(c.X), ColumnWise(c.given(c.D)).value(c.X), c.terms

@@ -73,5 +73,5 @@ def a_game_and_its_transpose_have_the_same_regret_and_bounds(run):
     size = sum(map(abs, run.played[1])) + abs(run.regret.best.value)
     yield other.played[-1].T, run.played[-1]
     yield other.regret.regret, run.regret.regret, size
-    for one, two in zip(run.regret.inequalities, other.regret.inequalities, strict=True):
-        yield two.right, one.right, size
+    for inequality, mirrored_inequality in zip(run.regret.inequalities, other.regret.inequalities, strict=True):
+        yield mirrored_inequality.right, inequality.right, size

@@ -17,7 +17,7 @@ __all__ = ["from_torch", "to_torch"]
 
 
 def from_torch(optimizer: MatrixAdaGrad | MatrixMomentum, params: Any) -> MatrixAdaGradState | MatrixMomentumState:
-    """The state for a transformation with the same options to continue where a torch optimizer is.
+    """The state with which a transformation with the same options continues a torch optimizer's run.
 
     Args:
         optimizer: the torch optimizer. All of its parameters must have taken the same number of steps.

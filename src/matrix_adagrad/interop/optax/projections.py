@@ -59,7 +59,7 @@ def check_domain(domain: Domain) -> None:
     """Raise an error that names the domain if it has no projection here."""
     if not isinstance(domain, Domain):
         raise TypeError(f"domain must be a Domain, such as RowBalls(1.0), got {domain!r}")
-    if type(domain).project not in _RULES:  # nor is there a rule for a subclass with its own projection
+    if type(domain).project not in _RULES:  # a subclass with its own projection has none here either
         raise TypeError(
             f"domain={domain!r} has no projection in JAX: {type(domain).__name__} projects torch tensors in its own "
             "way, and only the domains of matrix_adagrad.domains are known here"
@@ -74,7 +74,7 @@ def _twin(x: jax.Array) -> torch.Tensor:
     return torch.empty(x.shape, dtype=getattr(torch, x.dtype.name), device="meta")
 
 
-def _seen(domain: BlockDomain, x: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
+def _viewed(domain: BlockDomain, x: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
     """``x`` as the blocks' geometry views it, in a wide dtype, and the scale, which broadcasts against it."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     s = jnp.asarray(scale, jnp.finfo(x.dtype).dtype)
@@ -97,12 +97,12 @@ def _onto_box(domain: Box, x: jax.Array, scale: Any) -> jax.Array:  # noqa: ARG0
 
 
 def _onto_balls(domain: Balls, x: jax.Array, scale: Any) -> jax.Array:
-    seen, s = _seen(domain, x, scale)
+    viewed, s = _viewed(domain, x, scale)
     dims = domain.geometry.dims(x.shape)
     alike = tuple(d for d in dims if s.shape[d] == 1)  # these entries share a factor: only their lengths enter
-    lengths = jnp.sqrt(jnp.sum(jnp.square(jnp.abs(seen)), alike, keepdims=True)) if alike else jnp.abs(seen)
+    lengths = jnp.sqrt(jnp.sum(jnp.square(jnp.abs(viewed)), alike, keepdims=True)) if alike else jnp.abs(viewed)
     rest = tuple(d for d in dims if d not in alike)
-    return seen * _shrinkage(lengths / domain.radius, s, rest, domain._slack(_twin(x)))
+    return viewed * _shrinkage(lengths / domain.radius, s, rest, domain._slack(_twin(x)))
 
 
 def _shrinkage(a: jax.Array, s: jax.Array, dims: tuple[int, ...], slack: float) -> jax.Array:
@@ -146,10 +146,10 @@ def _onto_sums(
     domain: Simplices | L1Balls, x: jax.Array, scale: Any, onto: Callable[[jax.Array, jax.Array, float], jax.Array]
 ) -> jax.Array:
     """Apply ``onto``, which takes a matrix with one row per block, its scales, and what rounding may add to a sum."""
-    seen, s = _seen(domain, x, scale)
+    viewed, s = _viewed(domain, x, scale)
     dims = domain.blocks.dims(x.shape)
     last = tuple(range(-len(dims), 0))
-    moved, scales = (jnp.moveaxis(v, dims, last) for v in (seen, jnp.broadcast_to(s, seen.shape)))
+    moved, scales = (jnp.moveaxis(v, dims, last) for v in (viewed, jnp.broadcast_to(s, viewed.shape)))
     matrix = (-1, math.prod(moved.shape[moved.ndim - len(dims) :]))
     y = onto(moved.reshape(matrix), scales.reshape(matrix), domain._slack(_twin(x)))
     return jnp.moveaxis(y.reshape(moved.shape), last, dims)

@@ -172,15 +172,15 @@ def descent(
                 lambda u, x, s: u - jnp.asarray(lr * weight_decay, s.dtype) * widened(x, s), updates, params, scales
             )
         if domain is not None:
-            updates = jax.tree.map(lambda u, x, s: _confined(u, x, s, rule, domain), updates, params, scales)
+            updates = jax.tree.map(lambda u, x, s: _projected(u, x, s, rule, domain), updates, params, scales)
         after = (count, statistics) if rule.betas is None else (count, directions, statistics)
         return updates, type(state)(*after)
 
     return optax.GradientTransformation(init, update)
 
 
-def _confined(u: jax.Array, x: Any, s: jax.Array, rule: UpdateRule, domain: Domain) -> jax.Array:
-    """The update that ends in the domain, at the projection of x + u in the metric S."""
+def _projected(u: jax.Array, x: Any, s: jax.Array, rule: UpdateRule, domain: Domain) -> jax.Array:
+    """The update that ends at the projection of x + u onto the domain, in the metric S."""
     wide = widened(x, s)
     # Round before and after the projection, as happens to a low-precision parameter stored in memory.
     moved = (wide + u).astype(jnp.asarray(x).dtype)

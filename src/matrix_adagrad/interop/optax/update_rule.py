@@ -60,8 +60,8 @@ class UpdateRule:
                 f"a gradient of shape {g.shape} and geometry {self.geometry} needs a state of shape {shape}, "
                 f"but got one of shape {before.shape}, made for another"
             )
-        seen = g.reshape(self.geometry.cut(g.shape))
-        magnitudes = jnp.abs(seen) if jnp.iscomplexobj(seen) else seen
+        viewed = g.reshape(self.geometry.cut(g.shape))
+        magnitudes = jnp.abs(viewed) if jnp.iscomplexobj(viewed) else viewed
         squares = jnp.sum(jnp.square(magnitudes), self.geometry.dims(g.shape), keepdims=True)
         if self.reduction == "mean":
             squares = squares / max(1, self.geometry.members(g.shape))
