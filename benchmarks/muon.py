@@ -157,7 +157,7 @@ def _three_digits(rate: float) -> float:
 
 
 def tuned(method: str, runs: Runs) -> tuple[list[Trial], bool]:
-    """The tuning runs from the best to the worst, and whether neither twice nor half a rate is better than the best."""
+    """The tuning runs from the best to the worst, and whether doubling and halving had come to an end."""
     tried, factor = [Trial(method, *STARTS[method], TUNING_SEED, STEPS)], 2.0
     while len(tried) < TUNING_RUNS:
         untried = [run for run in neighbours(tried[0], factor) if run not in tried]
@@ -257,7 +257,7 @@ def tuning_table(runs: Runs) -> str:
             shown = "; ".join(f"{rate}: {runs.loss(run):.3f}" for rate, run in zip(rates, tried, strict=True))
             yield [method, shown, "yes" if enclosed else "no"]
 
-    return markdown_table(["", "rates: held-out loss, best first", "worse at twice and half"], cells())
+    return markdown_table(["", "rates: held-out loss, best first", "doubling and halving: no better"], cells())
 
 
 def bytes_table(by_method: dict[str, dict[str, int]], unit: float, word: str) -> str:
