@@ -2,53 +2,54 @@
 
     python -m benchmarks.muon [--write] [--only-tables]
 
-A small GPT reads words of the help texts that ship with Python. Its hidden matrices have `torch.optim.Muon` in every
-candidate; tables and head have AdamW, `MatrixMomentum` by row, or `MatrixAdaGrad` by row; vectors have the same rule by
-entry. Each candidate has a grid of Muon's rate × its own, of equal size, on a seed of its own; should the best be at an
-edge, the grid grows by a rate there, by the same rule for all. At the best rates follow fresh seeds: for each, the same
-start and the same batches for all. No weight decay. AdamW alone is tuned over its one rate. The runs are kept in
-results/muon/runs.json, and only those that are missing are run. ``--write`` puts the tables into docs/muon.md.
+A small GPT reads words of Python's standard library, no window twice; whole files are held out. Its hidden matrices
+have `torch.optim.Muon`, except with AdamW alone; tables and head have AdamW, `MatrixMomentum` or `MatrixAdaGrad` by
+row; vectors have the same rule by entry. Tuning takes equally many runs for all, on one seed: each doubles or halves a
+rate of the best so far, and once that is no help, changes it by less. At the best rates, and at the defaults of
+`muon_with_rows`, follow fresh seeds, with the same start and the same batches for all. No weight decay. The runs are
+kept in results/muon/runs.json; only those that are missing are run. ``--write`` puts the tables into docs/muon.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import math
-import re
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
+from benchmarks.library_text import batches, library
 from benchmarks.markdown import DOCS, markdown_table, update_page
 from matrix_adagrad import CombinedOptimizer, geometry_groups, muon_with_rows
-from matrix_adagrad.datasets.python_text import help_texts
 from matrix_adagrad.demos.gpt import GPT, next_character_loss, windows
 from matrix_adagrad.files import write
 from matrix_adagrad.intervals import interval
 from matrix_adagrad.text import json_text
 
 RESULTS = Path("results/muon/runs.json")
-CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS, WORDS = 64, 64, 4, 2, 8, 200, 2000
-TUNING_SEED, SEEDS = 100, range(6)
-# Muon's rates and those of the other half, around the best of a few runs ahead.
-MUON_RATES = (0.005, 0.01, 0.02)
-RATES = {
-    "Muon + AdamW": (0.032, 0.064, 0.128, 0.256),
-    "Muon + rows, momentum": (0.032, 0.064, 0.128, 0.256),
-    "Muon + rows, AdaGrad": (0.08, 0.16, 0.32, 0.64),
-    "AdamW alone": (0.002, 0.004, 0.008, 0.016),
+CONTEXT, WIDTH, HEADS, LAYERS, BATCH, WORDS = 64, 64, 4, 2, 8, 2000
+JUDGED = (200, 500, 1000)  # the steps after which a run is judged on held-out text; the last one ends it
+STEPS = JUDGED[-1]
+HELD_OUT = 512  # windows
+TUNING_RUNS, TUNING_SEED, SEEDS = 8, 100, range(5)
+text = functools.partial(library, WORDS)
+# Where tuning starts: Muon's rate and the other. Those with rows start at their defaults.
+STARTS = {
+    "AdamW alone": (0.0, 0.004),
+    "Muon + AdamW": (0.01, 0.03),
+    "Muon + rows, momentum": (0.01, 0.03),
+    "Muon + rows, AdaGrad": (0.01, 0.3),
 }
-GROWTH = 2  # rates that a grid may grow by, in all
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,16 @@ class Trial:
     muon_lr: float
     lr: float
     seed: int
+    steps: int
 
 
 @dataclass
 class TrialResult:
     """What came of it."""
 
-    loss: float
+    losses: list[float]  # after each of the steps of `JUDGED`
     bytes: dict[str, int]  # of state, by kind of parameter
-    seconds: float
+    seconds: float  # of the processor
 
 
 def make(method: str, model: nn.Module, muon_lr: float, lr: float) -> Optimizer:
@@ -87,40 +89,32 @@ def make(method: str, model: nn.Module, muon_lr: float, lr: float) -> Optimizer:
 # -------------------------------------------------------------------------------------------------------- training runs
 
 
-@functools.cache
-def words() -> Tensor:
-    """The help texts as numbers: one for each of the most frequent words and signs, other words by character."""
-    pieces = re.findall(r" ?\w+|\W", help_texts())
-    kept = {piece for piece, _ in Counter(pieces).most_common(WORDS)}
-    tokens = list(itertools.chain.from_iterable([piece] if piece in kept else piece for piece in pieces))
-    numbers = {token: number for number, token in enumerate(sorted(set(tokens)))}
-    return torch.tensor([numbers[token] for token in tokens])
+def held_out_loss(model: nn.Module, held_out: Tensor) -> float:
+    """The mean loss on windows spread evenly over the held-out text."""
+    starts = torch.linspace(0, len(held_out) - CONTEXT - 1, HELD_OUT).long()
+    with torch.no_grad():
+        losses = [next_character_loss(model, windows(held_out, part, CONTEXT)).item() for part in starts.split(64)]
+    loss = statistics.fmean(losses)
+    return loss if math.isfinite(loss) else math.inf
 
 
 def train(run: Trial) -> TrialResult:
-    """Train on the first nine tenths of the text; the loss is that on the last one."""
-    began = time.perf_counter()
+    """Train with a warm-up over the first tenth of the steps, and a cosine after it."""
+    began = time.process_time()
     torch.manual_seed(run.seed)
-    text, held_out = words().tensor_split([len(words()) * 9 // 10])
-    model = GPT(int(words().max()) + 1, context=CONTEXT, width=WIDTH, heads=HEADS, layers=LAYERS)
+    model = GPT(text().vocabulary, context=CONTEXT, width=WIDTH, heads=HEADS, layers=LAYERS)
     optimizer = make(run.method, model, run.muon_lr, run.lr)
     rates = [group["lr"] for group in optimizer.param_groups]
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=STEPS, cycle_momentum=False)
-    for _ in range(STEPS):
+    schedule = OneCycleLR(optimizer, rates, total_steps=run.steps, pct_start=0.1, cycle_momentum=False)
+    losses = []
+    for step, batch in enumerate(batches(text().training, run.seed, steps=run.steps, batch=BATCH, context=CONTEXT), 1):
         optimizer.zero_grad()
-        next_character_loss(model, batch(text)).backward()
+        next_character_loss(model, batch).backward()
         optimizer.step()
         schedule.step()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        losses = [next_character_loss(model, batch(held_out)).item() for _ in range(40)]
-    loss = statistics.fmean(losses)
-    return TrialResult(loss if math.isfinite(loss) else math.inf, state_bytes(optimizer), time.perf_counter() - began)
-
-
-def batch(text: Tensor) -> Tensor:
-    """Some windows of the text."""
-    return windows(text, torch.randint(len(text) - CONTEXT - 1, (BATCH,)), CONTEXT)
+        if step in JUDGED:
+            losses.append(held_out_loss(model, text().held_out))
+    return TrialResult(losses, state_bytes(optimizer), time.process_time() - began)
 
 
 class Runs:
@@ -129,6 +123,7 @@ class Runs:
     def __init__(self, may_run: bool) -> None:
         self.may_run = may_run
         saved = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+        saved = [entry for entry in saved if entry["run"].get("steps") == STEPS]  # there may be those of another trial
         self.done = {Trial(**entry["run"]): TrialResult(**entry["outcome"]) for entry in saved}
 
     def __call__(self, run: Trial) -> TrialResult:
@@ -137,31 +132,47 @@ class Runs:
                 raise SystemExit(f"{RESULTS} has no {run}: run without --only-tables")
             self.done[run] = train(run)
             print(f"{run.method:<24}{run.muon_lr:<8g}{run.lr:<8g}seed {run.seed:<5}", end="")
-            print(f"{self.done[run].loss:.4f}  {self.done[run].seconds:.0f} s", flush=True)
+            print(*(f"{loss:.4f}" for loss in self.done[run].losses), f"{self.done[run].seconds:.0f} s", flush=True)
             kept = [{"run": asdict(trial), "outcome": asdict(outcome)} for trial, outcome in self.done.items()]
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
             write(RESULTS, json_text(kept))
-        loss = self.done[run].loss
-        return (
-            self.done[run] if loss is not None else TrialResult(math.inf, self.done[run].bytes, self.done[run].seconds)
-        )
+        result = self.done[run]
+        return replace(result, losses=[math.inf if loss is None else loss for loss in result.losses])
+
+    def loss(self, run: Trial) -> float:
+        """The loss at the end of a run."""
+        return self(run).losses[-1]
 
 
-def tuned(method: str, runs: Runs) -> tuple[Trial, int, bool]:
-    """The best run of the grid, the size of the grid, and whether the best lies inside of it."""
-    ours, muons = list(RATES[method]), [0.0] if method == "AdamW alone" else list(MUON_RATES)
-    for grown in range(GROWTH + 1):
-        grid = [Trial(method, muon, lr, TUNING_SEED) for muon in muons for lr in ours]
-        best = min(grid, key=lambda run: runs(run).loss)
-        edges = [
-            (rates, rate) for rates, rate in ((muons, best.muon_lr), (ours, best.lr)) if rate in (rates[0], rates[-1])
-        ]
-        edges = [(rates, rate) for rates, rate in edges if rate]
-        if not edges or grown == GROWTH:
-            break
-        for rates, rate in edges:
-            rates.append(2 * rate) if rate == rates[-1] else rates.insert(0, rate / 2)
-    return best, len(grid), not edges
+def neighbours(run: Trial, factor: float) -> Iterator[Trial]:
+    """The runs in which one rate is that many times higher or lower."""
+    for change in (factor, 1 / factor):
+        yield replace(run, lr=_three_digits(run.lr * change))
+    for change in (factor, 1 / factor) if run.muon_lr else ():
+        yield replace(run, muon_lr=_three_digits(run.muon_lr * change))
+
+
+def _three_digits(rate: float) -> float:
+    return float(f"{rate:.3g}")
+
+
+def tuned(method: str, runs: Runs) -> tuple[list[Trial], bool]:
+    """The tuning runs from the best to the worst, and whether doubling and halving had come to an end."""
+    tried, factor = [Trial(method, *STARTS[method], TUNING_SEED, STEPS)], 2.0
+    while len(tried) < TUNING_RUNS:
+        untried = [run for run in neighbours(tried[0], factor) if run not in tried]
+        if untried:
+            tried = sorted([*tried, untried[0]], key=runs.loss)
+        else:
+            factor = math.sqrt(factor)
+    return tried, factor < 2 or all(run in tried for run in neighbours(tried[0], factor))
+
+
+def default_rates() -> Trial:
+    """`muon_with_rows` as it is without a word on rates."""
+    parts = muon_with_rows(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).optimizers
+    muon_lr, lr = (part.param_groups[0]["lr"] for part in parts)
+    return Trial("Muon + rows, momentum", muon_lr, lr, TUNING_SEED, STEPS)
 
 
 # ---------------------------------------------------------------------------------------------------------------- bytes
@@ -206,36 +217,47 @@ def llama_bytes(method: str) -> dict[str, int]:
 
 
 def losses_table(runs: Runs) -> str:
-    """The best rates, the losses at them, and the paired differences to Muon + AdamW."""
-    best = {method: tuned(method, runs) for method in RATES}
-    losses = {
-        method: [runs(Trial(method, run.muon_lr, run.lr, seed)).loss for seed in SEEDS]
-        for method, (run, _, _) in best.items()
-    }
-    base = losses["Muon + AdamW"]
-    rows = []
-    for method, (run, size, inside) in best.items():
-        differences = [mine - other for mine, other in zip(losses[method], base, strict=True)]
-        rows.append(
-            [
-                method,
+    """The rates, the losses on the way, and the paired differences at the end."""
+    best = {method: tuned(method, runs)[0][0] for method in STARTS} | {"Muon + rows, at its defaults": default_rates()}
+    losses = {name: [runs(replace(run, seed=seed)).losses for seed in SEEDS] for name, run in best.items()}
+    last = {name: [by_step[-1] for by_step in by_seed] for name, by_seed in losses.items()}
+
+    def minus(name: str, other: str) -> str:
+        return "–" if name == other else str(interval([a - b for a, b in zip(last[name], last[other], strict=True)]))
+
+    def cells() -> Iterator[list[str]]:
+        for name, run in best.items():
+            yield [
+                name,
                 f"{run.muon_lr:g}" if run.muon_lr else "–",
                 f"{run.lr:g}",
-                f"{size}{'' if inside else ', best at an edge'}",
-                f"{statistics.fmean(losses[method]):.4f}",
-                "–" if losses[method] is base else str(interval(differences)),
-                "–" if losses[method] is base else ", ".join(f"{difference:+.3f}" for difference in differences),
+                *(f"{statistics.fmean(by_seed):.4f}" for by_seed in zip(*losses[name], strict=True)),
+                minus(name, "AdamW alone"),
+                minus(name, "Muon + AdamW"),
             ]
-        )
-    head = ["", "Muon's rate", "the other rate", "runs of the grid", "held-out loss", "minus Muon + AdamW", "by seed"]
-    tokens, seconds = int(words().max()) + 1, sum(outcome.seconds for outcome in runs.done.values())
+
+    head = ["", "Muon's rate", "the other rate", *(f"loss at {step:,} steps" for step in JUDGED)]
+    seconds = sum(result.seconds for result in runs.done.values())
     note = (
-        f"{tokens:,} tokens, {STEPS} steps of {BATCH} × {CONTEXT} tokens, {len(SEEDS)} seeds; {len(runs.done)} runs in "
+        f"{text().vocabulary:,} words and characters; {STEPS:,} steps of {BATCH} × {CONTEXT} of them, "
+        f"{STEPS * BATCH * CONTEXT:,} of {len(text().training):,}, none twice; {TUNING_RUNS} tuning runs "
+        f"and {len(SEEDS)} seeds each; {len(runs.done)} runs in {seconds / 60:.0f} minutes of one thread, "
+        f"torch {torch.__version__}."
     )
-    return (
-        markdown_table(head, rows)
-        + f"\n\n{note}{seconds / 60:.0f} minutes on one thread of a shared machine, torch {torch.__version__}."
-    )
+    return markdown_table([*head, "minus AdamW alone", "minus Muon + AdamW"], cells()) + f"\n\n{note}"
+
+
+def tuning_table(runs: Runs) -> str:
+    """All tuning runs of each candidate."""
+
+    def cells() -> Iterator[list[str]]:
+        for method in STARTS:
+            tried, enclosed = tuned(method, runs)
+            rates = (f"{run.muon_lr:g}, {run.lr:g}" if run.muon_lr else f"{run.lr:g}" for run in tried)
+            shown = "; ".join(f"{rate}: {runs.loss(run):.3f}" for rate, run in zip(rates, tried, strict=True))
+            yield [method, shown, "yes" if enclosed else "no"]
+
+    return markdown_table(["", "rates: held-out loss, best first", "doubling and halving: no better"], cells())
 
 
 def bytes_table(by_method: dict[str, dict[str, int]], unit: float, word: str) -> str:
@@ -261,15 +283,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs = Runs(may_run=not options.only_tables)
-    losses = losses_table(runs)
-    measured = {
-        method: runs(Trial(method, best.muon_lr, best.lr, SEEDS[0])).bytes
-        for method, (best, _, _) in ((method, tuned(method, runs)) for method in RATES)
-    }
+    measured = {method: runs(tuned(method, runs)[0][0]).bytes for method in STARTS}
     blocks = {
-        "losses": losses,
+        "losses": losses_table(runs),
+        "tuning": tuning_table(runs),
         "bytes": bytes_table(measured, 1e6, "MB"),
-        "llama": bytes_table({method: llama_bytes(method) for method in RATES}, 1e9, "GB"),
+        "llama": bytes_table({method: llama_bytes(method) for method in STARTS}, 1e9, "GB"),
     }
     print("\n\n".join(blocks.values()))
     if options.write:

@@ -1,4 +1,4 @@
-"""Text that ships with Python: its licence, its principles, and the help texts of ``help()``."""
+"""Text that ships with Python: its licence, its principles, the help texts of ``help()``, and its library's sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["characters", "help_texts", "python_text"]
+__all__ = ["characters", "help_texts", "library_sources", "python_text"]
+
+# Folders and files of the library that are tests, generated tables, or other people's packages.
+_TESTS = frozenset({"idle_test", "test", "tests"})
+_TABLES = frozenset({"encodings", "entities.py", "pydoc_data"})
+_PACKAGES = frozenset({"dist-packages", "site-packages"})
 
 
 def python_text() -> str:
@@ -35,6 +40,17 @@ def help_texts() -> str:
     from pydoc_data.topics import topics
 
     return "".join(topics[key] for key in sorted(topics))
+
+
+def library_sources() -> list[str]:
+    """The modules of the standard library, in the order of their paths, without tests and generated tables."""
+    library = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(file.relative_to(library) for file in library.rglob("*.py"))
+    return [
+        (library / path).read_text("utf-8", errors="replace")
+        for path in paths
+        if not (_TESTS | _TABLES | _PACKAGES).intersection(path.parts) and not path.name.startswith("_sysconfigdata")
+    ]
 
 
 def characters(text: str) -> Tensor:
