@@ -50,10 +50,12 @@ class StepPlan:
     def add(self, updates: list[Update], config: Config) -> None:
         """Add the updates of a group."""
         backends = _backends(config)
-        if backends[0] is NATIVE and config.domain is None:
+        if backends[0] is NATIVE:
             ready, updates = NATIVE.sort_out(updates)
             if ready:
                 self._local.append(_Work(NATIVE, ready, config))
+            if config.domain is not None:
+                self._projections += [(update, config, config.domain) for update in ready]
         for update in updates:
             if update.grad.is_sparse and not isinstance(update.geometry, Partition):
                 update = replace(update, grad=update.grad.to_dense())  # every row moves
@@ -64,7 +66,9 @@ class StepPlan:
             elif is_sharded(update.param):
                 self._add_sharded(update, config, backends)
             else:
-                self._add_local(update.viewed(), config, backends)
+                viewed = update.viewed()
+                self._add_local(viewed, config, backends)
+                update.prepared = viewed.prepared  # for the next step
 
     def _add_local(self, update: Update, config: Config, backends: Sequence[Backend]) -> None:
         _append(self._local, _choose(update, config, backends), update, config)
