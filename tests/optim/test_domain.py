@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from matrix_adagrad import MatrixAdaGrad, RowAdaGrad
+from matrix_adagrad import MatrixAdaGrad, RowAdaGrad, native
+from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.domains import (
     Balls,
     Box,
@@ -23,12 +25,15 @@ from matrix_adagrad.domains import (
     RowSimplex,
     WholeSpace,
 )
-from matrix_adagrad.geometry import Partition
+from matrix_adagrad.geometry import Blocks, Partition
+from matrix_adagrad.optim.step import dispatch
+from matrix_adagrad.optim.step import native as native_backend
 from tests.domains.table import BOUNDED, SHAPE, draw
 from tests.optim.table import CLASSES, TABLE, WAYS
 from tests.optim.training import assert_bitwise, assert_same
 
 every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)
+kernels = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
 every_class = pytest.mark.parametrize("entrant", CLASSES, ids=str)
 ROWS = [RowBalls(0.5), Box(-0.1, 0.2), NonNegative(), RowSimplex(), RowProduct(((2, RowBalls(0.3)), (4, RowSimplex())))]
 
@@ -143,6 +148,74 @@ def test_the_scales_of_other_rows_are_not_looked_at(monkeypatch):
     table.grad = torch.sparse_coo_tensor(torch.tensor([[7, 3, 7]]), draw(1, (3, 4)), (1000, 4), check_invariants=True)
     RowAdaGrad([table], domain=RowBalls(0.5)).step()
     assert sizes == [2]  # the cost is that of the batch, not of the table
+
+
+class Sizes(TorchDispatchMode):
+    """The entries of the largest tensor that an operator makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func._schema.is_mutable and result._base is None:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("domain", [Balls(0.1, Blocks(columns=2)), RowBalls(0.1), RowSimplex()], ids=str)
+@pytest.mark.parametrize("geometry", ["row", "entry", Blocks(columns=2), Blocks(columns=None)], ids=str)
+def test_a_projection_after_a_sparse_step_costs_the_touched_rows(geometry, domain, way):
+    table = Parameter(domain.project(torch.zeros(1000, 4), 1.0))
+    table.grad = torch.sparse_coo_tensor(
+        torch.tensor([[7, 3, 7]]), draw(1, (3, 4)).float(), (1000, 4), check_invariants=True
+    )
+    optimizer = MatrixAdaGrad([table], geometry=geometry, domain=domain, lr=1.0, **way)
+    optimizer.step()
+    with Sizes() as sizes:
+        optimizer.step()
+    assert 0 < sizes.largest < 100
+    assert domain.contains(table)
+
+
+@kernels
+@pytest.mark.parametrize("nnz", [0, 1, 5, 6000, 20000])
+@pytest.mark.parametrize("in_bags", [False, True])
+def test_a_native_step_hands_out_the_rows_that_it_touched(nnz, in_bags, monkeypatch):
+    table = Parameter(torch.zeros(5000, 4))
+    index = torch.randint(5000, (nnz,), generator=torch.Generator().manual_seed(nnz))
+    if in_bags:
+        table.grad = BagGradient(index, torch.tensor([0, nnz // 2, nnz]), torch.ones(2, 4), table.shape)
+    else:
+        table.grad = torch.sparse_coo_tensor(index[None], torch.ones(nnz, 4), table.shape, check_invariants=True)
+    seen = []
+    monkeypatch.setattr(dispatch, "project", lambda update, *_: seen.append(update.rows))
+    RowAdaGrad([table], domain=RowBalls(1.0), fused=True).step()
+    assert torch.equal(seen[0], index.unique())
+
+
+@kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"geometry": "row"},
+        {"geometry": Blocks(rows=2)},
+        {"domain": RowBalls(0.5)},
+        {"domain": FrobeniusBall(0.5)},
+        {"geometry": Blocks(rows=2), "domain": RowBalls(0.5)},
+    ],
+    ids=str,
+)
+def test_what_is_known_of_a_tensor_is_kept_for_the_next_step(options, monkeypatch):
+    params = {way: Parameter(torch.zeros(SHAPE)) for way in (None, False)}
+    optimizers = {way: MatrixAdaGrad([param], fused=way, **options) for way, param in params.items()}
+    for t in range(4):
+        if t == 2:
+            monkeypatch.setattr(native_backend, "_describe", None)
+        for way, param in params.items():
+            param.grad = draw(t).float()
+            optimizers[way].step()
+    assert_same([params[None]], [params[False]])
 
 
 def test_an_empty_sparse_gradient_moves_nothing():

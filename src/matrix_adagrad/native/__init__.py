@@ -42,7 +42,7 @@ INTERFACE = 2
 TENSOR = (
     *(f"{array}.{part}" for array in ("x", "g", "average", "statistic") for part in ("data", "outer", "inner")),
     *("outer", "inner", "kind", "dtype", "step", "step_is_f64", "index", "nnz"),
-    *("divisor", "sums", "stream", "offsets", "bags"),
+    *("divisor", "sums", "stream", "offsets", "bags", "touched"),
 )
 
 # The types of fields in C, and their characters in the formats of `struct`. Each has 8 bytes.

@@ -72,7 +72,8 @@ typedef struct {
      divisor      of the sum of squares over a block
      sums         step in two calls: the sums of squares of the blocks, laid out like the statistic
      stream       stochastic rounding: every tensor draws from a stream of its own
-     offsets      sparse gradient by bags: entries from offsets[b] on take row b of the values; else NULL */
+     offsets      sparse gradient by bags: entries from offsets[b] on take row b of the values; else NULL
+     touched      sparse gradient: takes the number of table rows that it touches, then these rows, in order; or NULL */
 #define TENSOR_FIELDS(X)                                                                                               \
     X(array, x)                                                                                                        \
     X(array, g)                                                                                                        \
@@ -90,7 +91,8 @@ typedef struct {
     X(pointer, sums)                                                                                                   \
     X(uint64_t, stream)                                                                                                \
     X(indices, offsets)                                                                                                \
-    X(int64_t, bags)
+    X(int64_t, bags)                                                                                                   \
+    X(pointer, touched)
 
 /* Python packs words of 8 bytes: no field has another size, and there is no padding. */
 #define FIELD_BYTES(type, name) +sizeof(type)

@@ -119,6 +119,16 @@ static const uint64_t *sort(const tensor *t, uint64_t *entries, uint64_t *sorted
 
 /* ---------------------------------------------------------------------------------------------------- touched rows */
 
+/* For callers who go on with these rows, such as projections: they need not sort again. */
+static void hand_out_rows(const tensor *t, const uint64_t *order)
+{
+    int64_t count = 0, *touched = t->touched;
+    if (!touched) return;
+    for (int64_t k = 0; k < t->nnz; k++)
+        if (k == 0 || table_row(order[k]) != touched[count]) touched[++count] = table_row(order[k]);
+    touched[0] = count;
+}
+
 /* Some touched rows, each once; those of batch row k are order[starts[k]] to order[starts[k + 1] - 1]. */
 typedef struct {
     int64_t count, rows[TILE_ROWS], starts[TILE_ROWS + 1];
@@ -291,6 +301,7 @@ static void step(const tensor *t, const config *c, uint64_t *entries, int is_sor
     w.thread_buffers = tiles, w.thread_bytes = TILE_COPIES * sizes.buffer_entries * real_bytes_of(t);
     if (all_rows_share(t)) step_table(&w, threads, sums, sizes.chunks);
     else step_rows(&w, threads);
+    hand_out_rows(t, order);
 }
 
 static int64_t threads_for(const tensor *t, int64_t threads)
@@ -320,7 +331,7 @@ EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, 
     }
     entries = (uint64_t *)(order + count);
     for (int64_t i = 0; i < count; entries += tensors[i++].nnz)
-        if (!tensors[i].nnz) begin_step(&tensors[i], c, READ | MOVE);
+        if (!tensors[i].nnz) begin_step(&tensors[i], c, READ | MOVE), hand_out_rows(&tensors[i], NULL);
         else step(&tensors[i], c, entries, order[i] == SORTED, threads_for(&tensors[i], threads), workspace_data);
     return 0;
 }

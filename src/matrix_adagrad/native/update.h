@@ -37,7 +37,7 @@ enum momentum { FOR_EACH_MOMENTUM(ENUMERATOR) };
 
 /* -------------------------------------------------------------------------------------------------------- settings */
 
-/* A configuration for one tensor at one step, in double or in the type of the arithmetic: X(real, name) for each number.
+/* A configuration for one tensor at one step, in double or in the type of the arithmetic: X(real, name) for each.
 
      sign, l2                g ← sign · g + l2 · x, if l2 is not 0
      g_sign                  of g after that
@@ -104,8 +104,8 @@ static inline int moves_without_g(const settings *s) { return s->momentum == MOM
 
 /* -------------------------------------------------------------------------------------------------------- an entry */
 
-/* Macros: an entry is a float, a double or a vector of them, and is loaded only if it matters. u are the settings in its
-   type, and momentum is a compile-time constant. */
+/* Macros: an entry is a float, a double or a vector of them, and is loaded only if it matters. u are the settings in
+   its type, and momentum is a compile-time constant. */
 
 /* The gradient with its penalty. */
 #define PENALIZED(u, g, x) ((u).sign * (g) + (u).l2 * (x))

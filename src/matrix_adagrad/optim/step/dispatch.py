@@ -37,10 +37,12 @@ class GroupPlan:
         self.split: list[SplitUpdate] = []
         self.pieces: defaultdict[PartedBackend, list[Update]] = defaultdict(list)  # of split updates
         self.afterwards: list[Callable[[], None]] = []
-        if self._backends[0] is NATIVE and config.domain is None and not isinstance(config, SteepestConfig):
+        if self._backends[0] is NATIVE:
             ready, updates = NATIVE.reuse(updates)
             if ready:
                 self.steps[NATIVE, False] = ready
+            for update in ready:
+                self._project(update)
         for update in updates:
             if isinstance(config, SteepestConfig):
                 self._add_steepest(update, config)
@@ -69,7 +71,12 @@ class GroupPlan:
         elif is_sharded(update.param):
             self._add_sharded(update)
         else:
-            self._add_local(update.viewed())
+            viewed = update.viewed()
+            self._add_local(viewed)
+            update.prepared = viewed.prepared  # for the next step
+        self._project(update)
+
+    def _project(self, update: Update) -> None:
         if self.config.domain is not None:
             self.afterwards.append(partial(project, update, self.config, self.config.domain))
 
@@ -124,6 +131,8 @@ def run(plans: Sequence[GroupPlan]) -> None:
 
 def _backends(config: Config) -> tuple[Backend, ...]:
     """The backends in the order they are tried: only the user's choice, or else the fastest first."""
+    if isinstance(config, SteepestConfig):
+        return (STEEPEST,)
     if config.fused:
         return (NATIVE,)
     if config.foreach:

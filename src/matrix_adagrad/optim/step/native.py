@@ -43,14 +43,18 @@ class _Description(NamedTuple):
     x_end: int
     g_bytes: int
     written: list[Tensor]  # by a step
+    touched: Tensor | None  # takes the number of rows that a sparse gradient touches, and then the rows
 
 
 _G_DATA = native.TENSOR.index("g.data")
 _STREAM = native.TENSOR.index("stream")
 
 
-def _describe(update: Update) -> _Description:
-    """Describe one tensor for the kernels. Raise an error if they do not support it."""
+def _describe(update: Update, *, lists_rows: bool = False) -> _Description:
+    """Describe one tensor for the kernels. Raise an error if they do not support it.
+
+    They list the rows that a sparse gradient touches if asked to.
+    """
     x, g, (statistic, *_), step, sums = update.param, update.grad, update.statistics, update.step, update.sums
     average = statistic if update.average is None else update.average
     dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
@@ -59,16 +63,19 @@ def _describe(update: Update) -> _Description:
     is_sparse = g.layout is torch.sparse_coo
     if g.shape != x.shape or (update.average is not None and average.shape != x.shape):
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
-    index = touched = offsets = bags = 0
+    index = nnz = offsets = bags = 0
+    touched = None
     if is_sparse:
         rows, starts, g = g.entries() if isinstance(g, BagGradient) else (sparse_indices(g)[0], None, sparse_values(g))
-        index, touched = rows.data_ptr(), rows.numel()
+        index, nnz = rows.data_ptr(), rows.numel()
         if starts is not None:
             offsets, bags = starts.data_ptr(), len(starts) - 1
-        if max(x.shape[0], touched, bags) >= native.MOST_ROWS:
+        if max(x.shape[0], nnz, bags) >= native.MOST_ROWS:
             raise NotCoveredError("there are too many rows in its sparse gradient")
         if not (rows.is_contiguous() and (starts is None or starts.is_contiguous())):
             raise NotCoveredError("the indices of its sparse gradient have gaps in memory")
+        if lists_rows:
+            touched = torch.empty(1 + nnz, dtype=torch.int64, device="cpu")
     strides, g_strides = x.stride(), g.stride()
     average_strides = strides if update.average is None else average.stride()
     shape, blocks = x.shape, statistic.shape
@@ -106,10 +113,12 @@ def _describe(update: Update) -> _Description:
         *(0 if update.average is None else average_at, average_outer, average_inner),
         *(statistic_at, v_outer, v_inner),
         *(outer, inner, kind, dtype),
-        *(step_at, step.dtype is torch.float64, index, touched),
+        *(step_at, step.dtype is torch.float64, index, nnz),
         *(update.divisors[0], 0 if sums is None else sums.data_ptr(), update.stream, offsets, bags),
+        0 if touched is None else touched.data_ptr(),
     )
-    return _Description(array.array("q", fields), x_at, x_at + size * x_span, size * g_span, update.written())
+    packed, written = array.array("q", fields), update.written()
+    return _Description(packed, x_at, x_at + size * x_span, size * g_span, written, touched)
 
 
 def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> bool:
@@ -164,7 +173,7 @@ class Native(Foreach):
             if description is None:
                 others.append(update)
                 continue
-            fields, x_start, x_end, g_bytes, _ = description
+            fields, x_start, x_end, g_bytes, *_ = description
             g_at = update.grad.data_ptr()
             if g_at and (g_at >= x_end or x_start >= g_at + g_bytes):  # new gradients of the same layout
                 fields[_G_DATA], fields[_STREAM] = g_at, update.stream
@@ -181,7 +190,7 @@ class Native(Foreach):
         try:
             if not has_root_scale(update.geometry):
                 raise NotCoveredError(f"{type(update.geometry).__name__} is not a partition, or has a scale of its own")
-            update.prepared = _describe(update)
+            update.prepared = _describe(update, lists_rows=config.domain is not None)
         except NotCoveredError as reason:
             return str(reason)
         return ""
@@ -215,6 +224,10 @@ def _call(updates: Sequence[Update], packed: bytes, what: int = _READ_AND_MOVE) 
         refused = _with_room(library.matrix_adagrad_sparse_step, *arguments)
         if refused:
             raise IndexError(_what_is_missing(updates[-1 - refused]))
+        for update in updates:
+            touched = update.prepared.touched
+            if touched is not None:
+                update.rows = touched[1 : 1 + int(touched[0])]
     else:
         _with_room(library.matrix_adagrad_step, *arguments, what)
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Diagonal
+from matrix_adagrad.geometry import Diagonal, Partition
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update, is_sharded
-from matrix_adagrad.torch_private import sparse_indices, stored_entries
 
 __all__ = ["project"]
 
@@ -37,8 +36,11 @@ def project(update: Update, config: Config, domain: Domain) -> None:
         domain.project_(param, metric(_ALL))
     elif not grad.is_sparse:
         _project_in_pieces(param, metric, domain)
-    elif stored_entries(grad):  # the other rows did not move
-        rows = sparse_indices(grad)[0].unique() if update.rows is None else update.rows
+    else:  # the rows that it does not touch did not move
+        assert update.rows is not None
+        rows = update.rows
+        if len(rows) == 0:
+            return
         moved = domain.of_rows(rows, param.shape).project_(param.index_select(0, rows), metric(rows))
         param.index_copy_(0, rows, moved)
 
@@ -62,13 +64,27 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
     correction = config.corrections(update.step)[1]
 
     def scale(*statistics: Tensor) -> Tensor:
-        return geometry.scale(*(v / correction for v in statistics)) + config.eps
+        return _positive(geometry.scale(*(v / correction for v in statistics)) + config.eps)
 
-    if update.scale is None and all(v.dim() == x.dim() > 0 and v.shape[0] == len(x) for v in update.statistics):
-        return lambda rows: _positive(scale(*(v[rows] for v in update.statistics)))
-    s = scale(*update.statistics) if update.scale is None else update.scale
-    whole = geometry.spread(_positive(s), x.shape)
+    def of_rows(rows: Tensor | slice) -> Tensor:
+        s = scale(*(v[rows] for v in update.statistics))
+        return geometry.spread(s, (len(s), *x.shape[1:]))
+
+    if update.scale is None and _rows_have_scales(update):
+        return of_rows
+    s = scale(*update.statistics) if update.scale is None else _positive(update.scale)
+    whole = geometry.spread(s, x.shape)
     return lambda rows: whole[rows] if whole.dim() and whole.shape[0] == len(x) and rows is not _ALL else whole
+
+
+def _rows_have_scales(update: Update) -> bool:
+    """Whether a table of more rows would have more scales: then each row has its own, one or several."""
+    x, geometry = update.param, update.geometry
+    if x.dim() == 0 or any(v.dim() == 0 or v.shape[0] != len(x) for v in update.statistics):
+        return False
+    if isinstance(geometry, Partition):
+        return geometry.cut((2 * len(x), *x.shape[1:]))[0] == 2 * len(x)
+    return all(v.dim() == x.dim() for v in update.statistics)
 
 
 def _positive(s: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Update:
     # The only block on this rank of a parameter that has more: it is summed in the order that it has among others.
     is_single_block: bool = False
     sums: Tensor | None = None  # laid out as the statistic: what is measured here of blocks that lie on several ranks
-    rows: Tensor | None = None  # that a sparse gradient touches, sorted, once a backend has found them
+    rows: Tensor | None = None  # that a sparse gradient touches, sorted: for projections, after the step
     scale: Tensor | None = None  # that the step divided by, of these rows or of all, once a backend has computed it
     prepared: Any = None  # by a backend, for as long as the layout stays
 
