@@ -101,6 +101,14 @@ def test_row_and_momentum_with_the_mean_is_adam_mini_for_rows():
     torch.testing.assert_close(x.detach(), hand)
 
 
+def test_entry_and_momentum_without_an_average_is_torchs_rmsprop():
+    ours, theirs = start((6, 4)), start((6, 4))
+    options = {"geometry": "entry", "betas": (0.0, 0.9), "bias_correction": False, "eps": 1e-6}
+    train(MatrixMomentum([ours], lr=0.1, **options), ours)
+    train(torch.optim.RMSprop([theirs], lr=0.1, alpha=0.9, eps=1e-6), theirs)
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_full_and_adagrad_is_one_sided_shampoo():
     x = start((4, 8))
     train(MatrixAdaGrad([x], lr=0.1, geometry=Full("row"), eps=1e-3), x)
