@@ -40,7 +40,9 @@ def test_the_optimizers_accept_its_groups():
 def test_a_plan_with_momentum_is_refused_by_adagrad():
     plan = Plan("momentum", 0.01, PLAN.choices)
     assert isinstance(plan.optimizer(model()), MatrixMomentum)
-    with pytest.raises(TypeError, match="'betas' in a parameter group: it is an option of MatrixMomentum"):
+    with pytest.raises(
+        TypeError, match="a parameter group got an unknown option 'betas': it is an option of MatrixMomentum"
+    ):
         MatrixAdaGrad(plan.groups(model()), lr=plan.lr)
 
 

@@ -97,7 +97,7 @@ def state_of(params, grads, config):
     batch, geometry = Batch(), config.geometry
     for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
         wide = wide_dtype(param.dtype)
-        average = torch.zeros_like(param, dtype=wide) if config.betas else None
+        average = torch.zeros_like(param, dtype=wide) if config.keeps_average else None
         statistic = torch.zeros(geometry.statistic_shape(param.shape), dtype=wide)
         divisor = geometry.members(param.shape) if config.reduction == "mean" else 1
         stream = number + 1 if config.stochastic_rounding else 0

@@ -311,9 +311,18 @@ def test_betas_that_are_edited_in_place_are_followed():
     x = a_parameter()
     optimizer = RowMomentum([x], betas=Betas([0.9, 0.99]), bias_correction=False)
     optimizer.step()
-    optimizer.param_groups[0]["betas"][0] = 0.0
+    optimizer.param_groups[0]["betas"][0] = 1e-30
     optimizer.step()
     assert torch.equal(optimizer.state[x]["exp_avg"], x.grad)
+
+
+def test_momentum_that_is_switched_off_and_on_in_place_neither_crashes_nor_stays():
+    x = a_parameter()
+    optimizer = RowMomentum([x], betas=Betas([0.9, 0.99]))
+    for beta1, keys in ((0.9, {"step", "exp_avg", "exp_avg_sq"}), (0.0, {"step", "exp_avg_sq"})) * 2:
+        optimizer.param_groups[0]["betas"][0] = beta1
+        optimizer.step()
+        assert set(optimizer.state[x]) == keys
 
 
 def test_capturable_steps_on_a_cpu_draw_new_random_numbers():

@@ -36,7 +36,7 @@ class UpdateCache:
     def __init__(
         self, updates: list[Update], states: list[dict[str, Any]], config: Config, values: tuple[Any, ...]
     ) -> None:
-        self.updates = updates
+        self.updates, self._keeps_average = updates, config.keeps_average  # as it was: betas may be edited in place
         self._set_config(config, values)
         params, grads = [update.param for update in updates], [update.grad for update in updates]
         self._state = _tensors(states)  # kept alive, so that no id is reused
@@ -66,7 +66,7 @@ class UpdateCache:
             or None in states
             or values[0] is not self._values[0]
             or config.reduction != self.config.reduction
-            or config.keeps_average != self.config.keeps_average
+            or config.keeps_average != self._keeps_average
             or _layout(params, grads, _tensors(states)) != self._layout
         ):
             return False
