@@ -259,7 +259,7 @@ def test_a_row_that_the_table_does_not_have_is_refused(wrong):
 @pytest.mark.parametrize("offsets", [[1, 2], [0, 3, 2], [0, 9], [0, -1]])
 def test_offsets_that_are_none_are_refused(offsets):
     bag = EmbeddingBag(ROWS, 8, mode="sum", sparse=True)
-    with pytest.raises(ValueError, match="offsets must begin with 0, never fall, and not exceed the 4 indices"):
+    with pytest.raises(ValueError, match="offsets must begin with 0, never decrease, and not exceed the 4 indices"):
         bag(torch.tensor([1, 2, 3, 4]), torch.tensor(offsets))
 
 

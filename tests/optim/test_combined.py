@@ -150,7 +150,7 @@ def test_the_probe_sees_all_parts():
 def test_a_group_is_added_to_a_part_and_the_whole_has_it():
     _, optimizer = made()
     new = Parameter(torch.ones(2, 2))
-    with pytest.raises(TypeError, match=r"to which part.*optimizers\[0\] \(Muon\).*optimizers\[3\] \(SGD\)"):
+    with pytest.raises(TypeError, match=r"which part should get it.*optimizers\[0\] \(Muon\).*optimizers\[3\] \(SGD\)"):
         optimizer.add_param_group({"params": [new]})
     optimizer.optimizers[1].add_param_group({"params": [("new", new)]})
     assert optimizer.param_groups[3]["params"][0] is new

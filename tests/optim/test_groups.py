@@ -177,7 +177,7 @@ def test_a_weight_decay_that_cannot_be(value, error):
         ),
         ({nn.Conv2d: "row"}, ValueError, "rules match no parameter: .*Conv2d"),
         ({"*": 3}, TypeError, "got 3"),
-        ({3: "row"}, TypeError, "a rule is for a pattern of names or a type of module, got 3"),
+        ({3: "row"}, TypeError, "a rule's key must be a name pattern or a module type, got 3"),
         (7, TypeError, r"rules must be 'balanced', 'lean', a geometry such as Row\(\), or a mapping .*, got 7"),
         (Row, TypeError, r"write Row\(\) instead of Row"),
     ],
@@ -199,7 +199,7 @@ def test_parameters_instead_of_a_model():
             {"0.weight": Blocks(columns=2), nn.Linear: "row"},
             ["Blocks(columns=2)", "rule '0.weight'", "rule Linear, by entry: a vector has no rows"],
         ),
-        ({"*": "entry", "0.weight": "row"}, ["rule '0.weight' decides nothing: others come before it"]),
+        ({"*": "entry", "0.weight": "row"}, ["rule '0.weight' never applies: earlier rules match first"]),
     ],
 )
 def test_explain_says_geometries_as_they_are_written_and_rules_that_decide_nothing(rules, lines, capsys):

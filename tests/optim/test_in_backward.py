@@ -209,7 +209,7 @@ def test_errors_name_the_parameter_and_what_cannot_be():
     with pytest.raises(RuntimeError, match="parameter 'weight' has shape"):
         table(torch.tensor([1])).sum().backward()
     assert table.weight.grad is None
-    with pytest.raises(ValueError, match=r"stepped in the backward pass already: remove\(\) that first"):
+    with pytest.raises(ValueError, match=r"already stepped in the backward pass: call remove\(\) first"):
         step_in_backward(RowAdaGrad(table.parameters()))
     with pytest.raises(TypeError, match="LBFGS needs a closure"):
         step_in_backward(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))

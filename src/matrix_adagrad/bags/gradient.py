@@ -183,7 +183,7 @@ def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequenc
             f"and dtype {offsets.dtype}"
         )
     if offsets[0] != 0 or offsets[-1] != len(index) or (offsets.diff() < 0).any():
-        raise ValueError(f"offsets must go from 0 to the {len(index)} entries of the index and never fall")
+        raise ValueError(f"offsets must go from 0 to the {len(index)} entries of the index and never decrease")
     if len(index) and not 0 <= index.min() <= index.max() < shape[0]:
         raise IndexError(f"the table has {shape[0]} rows, and the index has rows {index.min()} to {index.max()}")
 

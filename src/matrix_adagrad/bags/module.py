@@ -93,8 +93,8 @@ def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> 
     shortest = int(offsets.diff().min()) if len(offsets) > 1 else 0
     if first != 0 or shortest < 0 or last > len(flat):
         raise ValueError(
-            f"offsets must begin with 0, never fall, and not exceed the {len(flat)} indices: they begin with {first}, "
-            f"the shortest bag has {shortest} rows, and the last ends at {last}"
+            f"offsets must begin with 0, never decrease, and not exceed the {len(flat)} indices: "
+            f"they begin with {first}, the shortest bag has {shortest} rows, and the last ends at {last}"
         )
     return flat[:last], offsets
 

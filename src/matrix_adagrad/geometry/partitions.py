@@ -323,7 +323,7 @@ class Batched(Partition):
         geometry: the geometry of each matrix, such as ``Row()``, or its name.
 
     Example:
-        Eight experts with one scale for each row of each, where `Row` has one scale an expert:
+        Eight experts with one scale for each row of each, where `Row` has one scale per expert:
 
         >>> Batched(Row()).statistic_shape((8, 512, 64)), Row().statistic_shape((8, 512, 64))
         ((8, 512, 1), (8, 1, 1))

@@ -87,7 +87,7 @@ class CombinedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         """Always raise an error that says what to call instead: the right part cannot be known."""
         parts = ", ".join(_titles(self.optimizers))
-        raise TypeError(f"add_param_group: to which part? Call it of one of {parts}; the whole then has the group too")
+        raise TypeError(f"add_param_group: which part should get it? Call it on one of {parts}")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parts."""

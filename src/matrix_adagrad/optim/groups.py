@@ -168,7 +168,7 @@ def _checked(rules: Rules) -> dict[_Key, _Value]:
     checked: dict[_Key, _Value] = {}
     for key, value in rules.items():
         if not (isinstance(key, str) or (isinstance(key, type) and issubclass(key, nn.Module))):
-            raise TypeError(f"a rule is for a pattern of names or a type of module, got {key!r}")
+            raise TypeError(f"a rule's key must be a name pattern or a module type, got {key!r}")
         try:
             checked[key] = value if isinstance(value, str) and value in _RULE_SETS else as_geometry(value)
         except ValueError as error:
@@ -200,7 +200,7 @@ def explained(choices: list[Choice], idle: list[str], optimizers: Mapping[str, s
     trained = [choice for choice in choices if choice.param.requires_grad]
     lines.append(f"{total:,} scales for {sum(choice.param.numel() for choice in trained):,} parameters")
     lines.append(f"state, in numbers: {_state_text(trained, optimizers)}")
-    lines += [f"rule {rule} decides nothing: others come before it" for rule in idle if choices]
+    lines += [f"rule {rule} never applies: earlier rules match first" for rule in idle if choices]
     return "\n".join(lines)
 
 

@@ -55,7 +55,7 @@ class InBackward:
 
 
 def step_in_backward(optimizer: Optimizer) -> InBackward:
-    """Have each parameter stepped as soon as its gradient is complete, and the gradient freed.
+    """Step each parameter as soon as its gradient is complete, then free the gradient.
 
     From now on, ``loss.backward()`` trains. Your loop stays the same. ``optimizer.step()`` finds no gradients and does
     nothing; keep the call, because schedulers look for it. Checkpoint the optimizer as before. Steps are bit-for-bit
@@ -102,7 +102,7 @@ def _check(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             if any(isinstance(hook, _Hook) and hook.step() is not None for hook in gradient_hooks(param)):
-                raise ValueError("the parameters are stepped in the backward pass already: remove() that first")
+                raise ValueError("the parameters are already stepped in the backward pass: call remove() first")
 
 
 class _Step:
