@@ -65,8 +65,7 @@ class UpdateCache:
             self._layout is None
             or None in states
             or values[0] is not self._values[0]
-            or config.reduction != self.config.reduction
-            or config.keeps_average != self.config.keeps_average
+            or config.kept != self.config.kept
             or _layout(params, grads, _tensors(states)) != self._layout
         ):
             return False
