@@ -100,7 +100,8 @@ def assert_follows(
     geometry = single.param_groups[0]["geometry"]
     for mine, theirs in zip(alone, shared, strict=True):
         crosses = statistic_layout(geometry, theirs.shape, theirs.placements).divided
-        exact = not crosses and geometry not in NOT_IN_KERNELS and single.param_groups[0]["foreach"] is None
+        in_kernels = geometry not in NOT_IN_KERNELS and single.param_groups[0].get("foreach", True) is None
+        exact = not crosses and in_kernels
         assert_same(theirs, mine, exact=exact)
         assert single.state[mine].keys() == sharded.state[theirs].keys()
         for key, value in single.state[mine].items():

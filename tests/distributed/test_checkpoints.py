@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
-from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent
 from matrix_adagrad.checkpoints import Checkpoints, missing_from
 from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.geometry import Column, Row
@@ -105,6 +105,23 @@ every_run = pytest.mark.parametrize(
     ],
     ids=["row", "blocks", "column momentum", "row plus column", "row plus column momentum"],
 )
+every_new_run = pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(MatrixMomentum, geometry=Factored(), lr=0.1, betas=(0.0, 0.9)),
+        functools.partial(MatrixAdaGrad, geometry=Full("row", every=4), lr=0.1, eps=1e-3),
+        functools.partial(SteepestDescent, geometry=Row(), lr=0.1, floor=0.1),
+        functools.partial(SteepestDescent, geometry=Spectral(), lr=0.1, rescale=Row()),
+    ],
+    ids=["factored without momentum", "full", "steepest by row", "spectral and rescaled"],
+)
+
+
+@every_new_run
+def test_two_ranks_save_and_four_or_one_continue(ranks, tmp_path, make):
+    ranks.run(2, save_first_half, make, Layout((2,), (Shard(0),)), tmp_path)
+    ranks.run(4, assert_goes_on, make, SQUARE, tmp_path)
+    assert_goes_on(make, None, tmp_path)
 
 
 @every_run

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
-from matrix_adagrad import Batched, Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad import Batched, Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent
 from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed.layouts import LAYOUTS, Layout, assert_follows, mesh_of, shared_out
@@ -54,6 +54,31 @@ def test_with_every_option(ranks, setting, geometry, optimizer):
 def test_a_geometry_that_needs_the_whole_gradient_gathers_it(ranks, layout, geometry, optimizer):
     make = functools.partial(optimizer, lr=0.1, geometry=geometry, eps=1e-3)
     ranks.run(layout.world, assert_follows, make, layout, 5, [(12, 8), (8, 2), (2, 14), (7,), ()])
+
+
+BEYOND_PARTITIONS = (
+    *((cls, {"geometry": Factored(combine)}) for cls in OPTIMIZERS for combine in ("product", "minimum")),
+    *((cls, {"geometry": Full("row", every=2), "eps": 1e-3}) for cls in OPTIMIZERS),
+    (MatrixMomentum, {"geometry": Row(), "betas": (0.0, 0.9)}),
+    (MatrixMomentum, {"geometry": Factored(), "betas": (0.0, 0.9)}),
+    *((SteepestDescent, {"geometry": own}) for own in (Row(), Column(), Entry(), Blocks(rows=2), Spectral())),
+    (SteepestDescent, {"geometry": Row(), "floor": 0.1}),
+    *((SteepestDescent, {"geometry": own, "rescale": Row()}) for own in (Row(), Spectral())),
+    (SteepestDescent, {"geometry": Spectral(), "rescale": Column(), "momentum": 0.0, "scale": None}),
+)
+DIFFERENT_LAYOUTS = (
+    Layout((2,), (Shard(0),)),
+    Layout((4,), (Shard(0),)),
+    Layout((4,), (Shard(1),)),
+    Layout((2, 2), (Shard(0), Shard(1))),
+    MOST_MIXED,
+)
+
+
+@pytest.mark.parametrize("layout", DIFFERENT_LAYOUTS, ids=str)
+@pytest.mark.parametrize(("cls", "options"), BEYOND_PARTITIONS, ids=lambda it: getattr(it, "__name__", str(it)))
+def test_geometries_beyond_partitions_and_steepest_descent_match_a_single_process(ranks, cls, options, layout):
+    ranks.run(layout.world, assert_follows, functools.partial(cls, lr=0.1, **options), layout, 5)
 
 
 @pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), MOST_MIXED], ids=str)

@@ -127,3 +127,13 @@ def test_the_state_has_a_number_for_each_row_and_column():
 def test_an_unknown_combination_is_refused():
     with pytest.raises(ValueError, match="combine must be 'product', 'geometric' or 'minimum', got 'mean'"):
         Factored("mean")
+
+
+def test_saved_squares_below_zero_are_refused():
+    x = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer = MatrixAdaGrad([x], geometry=Factored())
+    optimizer.init_state()
+    saved = optimizer.state_dict()
+    saved["state"][0]["sum_column"] = saved["state"][0]["sum_column"] - 1
+    with pytest.raises(ValueError, match="'sum_column' has numbers below 0"):
+        optimizer.load_state_dict(saved)

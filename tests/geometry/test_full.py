@@ -110,3 +110,20 @@ def test_a_failed_root_is_said_and_the_diagonal_is_taken(monkeypatch):
 def test_wrong_values_are_named(options, error, words):
     with pytest.raises(error, match=words):
         Full(**options)
+
+
+def test_autograd_can_record_steps_that_keep_a_root():
+    lr = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    x = torch.ones(3, 4, dtype=torch.float64)
+    optimizer = MatrixAdaGrad([x], lr=lr, geometry=Full("row", every=2), differentiable=True)
+    for seed in range(4):
+        x.grad = gradient((3, 4), seed) * x.clone()
+        optimizer.step()
+    x.sum().backward()
+    assert lr.grad.isfinite()
+
+
+def test_complex_parameters_are_refused_by_name():
+    x = torch.nn.Parameter(torch.zeros(3, 4, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"parameter 0 has dtype torch.complex64, and Full\('row'\) is for real"):
+        MatrixAdaGrad([x], geometry=Full("row"))

@@ -42,7 +42,7 @@ def test_the_step_is_the_steepest_direction_of_the_average(geometry):
     torch.testing.assert_close(x, by_hand(lambda average, _: geometry.steepest(average)))
 
 
-def test_by_row_itis_row_normalised_momentum():
+def test_by_row_it_is_row_normalised_momentum():
     x, _ = trained("row", **EXACT)
     torch.testing.assert_close(x, by_hand(lambda average, _: average / average.norm(dim=1, keepdim=True)))
 

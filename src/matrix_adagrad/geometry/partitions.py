@@ -112,10 +112,10 @@ class Partition(Diagonal):
         return root(*statistics)
 
     def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
-        return super().precondition(self.view(direction), lr, eps, *statistics).view(direction.shape)
+        return super().precondition(self.view(direction), lr, eps, *statistics).reshape(direction.shape)
 
     def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
-        return super().weigh(self.view(x), eps, *statistics).view(x.shape)
+        return super().weigh(self.view(x), eps, *statistics).reshape(x.shape)
 
     def parts(self, shape: Shape) -> list[list[int]]:
         """The dimensions of `view` that each dimension of a tensor of this shape is split into.
@@ -187,7 +187,8 @@ class Partition(Diagonal):
         """
         squares = self.statistic(x)
         if floor:
-            squares = squares.clamp(min=floor**2 * squares.mean())
+            others = squares.nan_to_num(0.0, posinf=0.0)  # a block that is not finite does not reach the others
+            squares = squares.clamp(min=floor**2 * others.mean())
         return self.precondition(x.to(wide_dtype(x.dtype)), 1.0, 0.0, squares).to(x.dtype)
 
     def steepest_rms(self, shape: Shape) -> float:

@@ -101,7 +101,7 @@ def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, float, float
     """Drive all singular values of each matrix towards 1, in the dtype of the matrix."""
     a, b, c = coefficients
     is_tall = x.shape[-2] > x.shape[-1]
-    y = (x.mH if is_tall else x).reshape(-1, min(x.shape[-2:]), max(x.shape[-2:]))
+    y = (x.mH if is_tall else x).reshape(math.prod(x.shape[:-2]), min(x.shape[-2:]), max(x.shape[-2:]))
     y = y / torch.linalg.matrix_norm(y, keepdim=True).clamp(min=eps)  # no singular value exceeds the Frobenius norm
     for _ in range(steps):
         gram = y @ y.mH

@@ -18,7 +18,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Diagonal, Geometry, as_geometry
+from matrix_adagrad.geometry import Diagonal, Full, Geometry, as_geometry
 from matrix_adagrad.optim.keywords import refuse_unknown
 from matrix_adagrad.optim.state import STEP, StatefulOptimizer
 from matrix_adagrad.optim.step.cache import UpdateCache
@@ -111,6 +111,8 @@ class MatrixOptimizer(StatefulOptimizer):
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         self._check_geometry_fits(name, param.shape, group)
+        if param.is_complex() and isinstance(geometry.on(param.shape), Full):
+            raise ValueError(f"{name} has dtype {param.dtype}, and {geometry!r} is for real parameters")
         needs_scales = {
             "initial_accumulator_value=0": group.get("initial_accumulator_value"),
             "domain=None": domain is not None and domain.depends_on_metric,

@@ -28,7 +28,7 @@ from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, Partition
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.project import project
-from matrix_adagrad.optim.step.update import Update, empty_like, local
+from matrix_adagrad.optim.step.update import Dims, Update, empty_like, local
 from matrix_adagrad.optim.streams import mixed
 from matrix_adagrad.torch_private import StridedShard
 
@@ -225,13 +225,17 @@ def with_whole_blocks(update: Update) -> Update | None:
     assert isinstance(param, DTensor)
     if not isinstance(geometry, Partition) or statistic_layout(geometry, param.shape, param.placements).divided:
         return None
-    return _redistributed(update).mapped(local)
+    shard = _redistributed(update).mapped(local)
+    if type(geometry).cut is Partition.cut:
+        return shard
+    (piece,) = _pieces(geometry, param.shape, shard.param.shape, param.device_mesh, param.placements, dist.get_rank())
+    viewed = shard.mapped(lambda x: x.view(piece.shape))
+    return replace(viewed, geometry=Dims(geometry.dims(param.shape), geometry))
 
 
 def gather(update: Update) -> Update:
     """Turn a DTensor whose geometry needs the full gradient into an update of full tensors on every rank."""
-    statistics = tuple(map(local, update.statistics))  # they are replicated
-    return replace(_redistributed(update).mapped(whole), statistics=statistics)
+    return replace(_redistributed(update).mapped(whole), statistics=tuple(map(whole, update.statistics)))
 
 
 def whole(x: Tensor) -> Tensor:
@@ -240,10 +244,9 @@ def whole(x: Tensor) -> Tensor:
 
 
 def scatter(update: Update, gathered: Update) -> None:
-    """Write back this rank's shard of the gathered parameter after its step."""
-    local(update.param).copy_(shards_of(gathered.param, update.param))
-    if update.average is not None and gathered.average is not None:
-        local(update.average).copy_(shards_of(gathered.average, update.average))
+    """Write back this rank's shard of the gathered parameter and its state after its step."""
+    for shard, full in zip(update.written()[:-1], gathered.written()[:-1], strict=True):  # all but the count
+        local(shard).copy_(shards_of(full, shard))
 
 
 # ----------------------------------------------------------------------------------------------- blocks on many ranks

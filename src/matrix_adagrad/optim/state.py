@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, StateDict
 
-from matrix_adagrad.geometry import Geometry, Partition, wide_dtype
+from matrix_adagrad.geometry import Diagonal, Geometry, Partition, wide_dtype
 from matrix_adagrad.optim.keywords import refuse_foreign
 from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain
 from matrix_adagrad.optim.step.config import RUN_OPTIONS, Config, check_options
@@ -137,6 +137,8 @@ class StatefulOptimizer(Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved |= {key: plain(value) for key, value in saved.items() if key != "params"}
             saved |= {"geometry": str(group["geometry"]), "domain": _saved_domain(group)}
+            if group.get("rescale") is not None:
+                saved["rescale"] = str(group["rescale"])
             for param, index in zip(group["params"], saved["params"], strict=True):
                 if index in state:  # in a new dict: this one belongs to the optimizer
                     state[index] = {**state[index], **self.shape_to_save(param, group)}
@@ -151,7 +153,7 @@ class StatefulOptimizer(Optimizer):
             if names != saved_names and sorted(names) == sorted(saved_names):
                 raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
             options = {key: group[key] for key in self.defaults}
-            stay = {key: group[key] for key in ("geometry", "domain", *RUN_OPTIONS) if key in group}
+            stay = {key: group[key] for key in ("geometry", "rescale", "domain", *RUN_OPTIONS) if key in group}
             param_groups.append({**options, **refuse_foreign(saved, options), **stay})
             check_options(param_groups[-1])
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
@@ -185,6 +187,13 @@ class StatefulOptimizer(Optimizer):
         if saved and {*saved, SHAPE} != {STEP, *needed, SHAPE}:
             found, wanted = (", ".join(key for key in keys if key != SHAPE) for keys in (saved, (STEP, *needed)))
             raise ValueError(f"the saved state has {found}, and {type(self).__name__} has {wanted}")
+        for option in ("betas", "rescale"):  # two families may use the same keys
+            if saved and option in saved_group and option not in group:
+                own = type(self).__name__
+                raise ValueError(f"the saved run had {option}={saved_group[option]!r}, which {own} lacks")
+        rescale = str(group.get("rescale"))
+        if str(saved_group.get("rescale", rescale)) != rescale:
+            raise ValueError(f"the saved run had rescale={saved_group['rescale']}, and here it is {rescale}")
         domain = _saved_domain(group)
         if saved_group.get("domain", domain) not in (domain, group.get("domain")):
             raise ValueError(
@@ -193,18 +202,16 @@ class StatefulOptimizer(Optimizer):
             )
         asked = str(group["geometry"])
         saved_geometry = str(saved_group.get("geometry", asked))
+        if saved_geometry != asked and not (saved and needed):
+            raise ValueError(f"the saved run has geometry {saved_geometry}, and this optimizer has geometry {asked}")
         if not saved:
-            if saved_geometry != asked:
-                raise ValueError(
-                    f"the saved run has geometry {saved_geometry}, and this optimizer has geometry {asked}"
-                )
             return
         check_count(saved[STEP])
         check_shape(saved.get(SHAPE), tuple(param.shape))
         for key, shape in needed.items():
             value, is_average = saved[key], key == self.AVERAGE
             check_array(key, value, is_complex=is_average and param.is_complex())
-            is_square = isinstance(geometry, Partition) and not is_average
+            is_square = isinstance(geometry, Diagonal) and geometry.partitions and not is_average
             if is_square and not is_sharded(value) and (value < 0).any():
                 raise ValueError(f"the saved {key!r} has numbers below 0, which squares cannot be")
             if saved_geometry != asked or tuple(value.shape) != shape:

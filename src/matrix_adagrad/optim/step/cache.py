@@ -36,7 +36,7 @@ class UpdateCache:
     def __init__(
         self, updates: list[Update], states: list[dict[str, Any]], config: Config, values: tuple[Any, ...]
     ) -> None:
-        self.updates, self._keeps_average = updates, config.keeps_average  # as it was: betas may be edited in place
+        self.updates, self._kept = updates, config.kept  # as it was: betas may be edited in place
         self._set_config(config, values)
         params, grads = [update.param for update in updates], [update.grad for update in updates]
         self._state = _tensors(states)  # kept alive, so that no id is reused
@@ -65,8 +65,7 @@ class UpdateCache:
             self._layout is None
             or None in states
             or values[0] is not self._values[0]
-            or config.reduction != self.config.reduction
-            or config.keeps_average != self._keeps_average
+            or config.kept != self._kept
             or _layout(params, grads, _tensors(states)) != self._layout
         ):
             return False
@@ -93,8 +92,8 @@ def _layout(params: list[Tensor], grads: list[Tensor], state: list[Tensor]) -> l
     """All that a step depends on, except values and the gradients' addresses. None unless all are plain memory."""
     try:
         layout: list[Any] = [(id(x), x.data_ptr(), x.stride(), x.shape, x.dtype, x.is_neg()) for x in params]
-        layout += [(type(g), g.layout, g.stride(), g.shape, g.dtype, g.is_cpu, g.is_neg()) for g in grads]
-        layout += [(id(x), x.data_ptr(), x.stride()) for x in state]
+        layout += [(type(g), g.stride(), g.shape, g.dtype, g.is_cpu, g.is_neg()) for g in grads]
+        layout += [*map(id, state), *map(Tensor.data_ptr, state), *map(Tensor.stride, state)]  # most of all are here
         return layout
-    except (RuntimeError, AttributeError):  # such as sparse gradients, which have no strides
+    except (RuntimeError, AttributeError, TypeError):  # such as sparse gradients, which have no strides
         return None

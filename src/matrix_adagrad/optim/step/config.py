@@ -150,6 +150,11 @@ class Config:
         return self.betas is not None and self.betas[0] != 0
 
     @property
+    def kept(self) -> tuple[Any, ...]:
+        """What determines the state that a step expects."""
+        return self.reduction, self.keeps_average
+
+    @property
     def rate(self) -> float | Tensor:
         """η: a number or a zero-dimensional tensor."""
         return self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
@@ -245,6 +250,10 @@ class SteepestConfig(Config, _AnyGeometry):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", (self.momentum, self.rescale_beta))
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        return *super().kept, self.rescale
 
 
 for _config in (Config, AdaGradConfig, MomentumConfig, MatrixAdaGradConfig, MatrixMomentumConfig, SteepestConfig):

@@ -13,7 +13,7 @@ from matrix_adagrad.optim.step.backend import Measured, PartedBackend
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
 
-__all__ = ["Reference", "gradient"]
+__all__ = ["Reference", "as_read", "gradient"]
 
 
 class Reference(PartedBackend):
@@ -39,8 +39,8 @@ class Reference(PartedBackend):
 
     def move(self, updates: Sequence[Update], config: Config) -> None:
         for update in updates:
-            x = _as_read(update.param, update.param)
-            average = None if update.average is None else _as_read(update.average, update.param)
+            x = as_read(update.param, update.param)
+            average = None if update.average is None else as_read(update.average, update.param)
             direction = direction_of(average, lambda: gradient(update, config), update.step, config)  # noqa: B023
             if config.decay is not None:
                 x = x * config.decay
@@ -63,19 +63,19 @@ def _corrected(update: Update, geometry: Geometry, correction: float | Tensor) -
     if derived and (int(update.step) - 1) % geometry.every == 0:
         for kept, new in zip(derived, geometry.derive(*statistics), strict=True):
             kept.copy_(new)
-    return [*statistics, *derived]
+    return [*statistics, *[as_read(kept, update.param) for kept in derived]]
 
 
 def gradient(update: Update, config: Config) -> Tensor:
     """G_t, with its sign and penalty."""
-    g, x = _as_read(update.grad, update.param), update.param
+    g, x = as_read(update.grad, update.param), update.param
     if config.maximize:
         g = -g
     if config.l2 != 0:  # the penalty's gradient is part of G_t
-        g = g + config.l2 * _as_read(x, x)
+        g = g + config.l2 * as_read(x, x)
     return g
 
 
-def _as_read(x: Tensor, param: Tensor) -> Tensor:
+def as_read(x: Tensor, param: Tensor) -> Tensor:
     """``x`` widened. While autograd records, this is a copy, because ``x`` must not be overwritten in place."""
     return widen(x, param).clone() if torch.is_grad_enabled() else widen(x, param)

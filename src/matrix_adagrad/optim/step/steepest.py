@@ -13,9 +13,9 @@ from matrix_adagrad.geometry import Partition
 from matrix_adagrad.geometry.base import quotient
 from matrix_adagrad.optim.step.backend import Backend
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
-from matrix_adagrad.optim.step.reference import gradient
+from matrix_adagrad.optim.step.reference import as_read, gradient
 from matrix_adagrad.optim.step.sparse import touched_rows
-from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
+from matrix_adagrad.optim.step.update import Update, count, direction_of, store
 
 __all__ = ["Steepest"]
 
@@ -50,14 +50,15 @@ class Steepest(Backend):
 
 def _step(update: Update, config: SteepestConfig) -> None:
     g = gradient(update, config)
-    if update.average is not None:
-        update.average.lerp_(g, 1 - config.momentum)  # M_t
-    direction = direction_of(update.average, lambda: g, update.step, config)
+    average = update.average
+    if average is not None:
+        average = as_read(average.lerp_(g, 1 - config.momentum), update.param)  # M_t
+    direction = direction_of(average, lambda: g, update.step, config)
     step = update.geometry.steepest(direction, config.floor)
     size = RMS / update.geometry.steepest_rms(step.shape) if config.scale == "rms" else 1.0
     if config.rescale is not None:
         step = _rescaled(step, update, config)
-    x = widen(update.param, update.param)
+    x = as_read(update.param, update.param)
     if config.decay is not None:
         x = x * config.decay
     store(update.param, x - config.rate * size * step, config, update.stream)

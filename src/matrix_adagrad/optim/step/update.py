@@ -15,6 +15,7 @@ from matrix_adagrad.optim.step.config import Config
 
 __all__ = [
     "PLAIN",
+    "Dims",
     "Update",
     "are_plain",
     "count",
