@@ -4,10 +4,11 @@
 
 A small GPT reads words of Python's standard library, no window twice; whole files are held out. Its hidden matrices
 have `torch.optim.Muon`, except with AdamW alone; tables and head have AdamW, `MatrixMomentum` or `MatrixAdaGrad` by
-row; vectors have the same rule by entry. Tuning takes equally many runs for all, on one seed: each doubles or halves a
-rate of the best so far, and once that is no help, changes it by less. At the best rates, and at the defaults of
-`muon_with_rows`, follow fresh seeds, with the same start and the same batches for all. No weight decay. The runs are
-kept in results/muon/runs.json; only those that are missing are run. ``--write`` puts the tables into docs/muon.md.
+row; vectors have the same rule by entry. `matrix_optimizer` has Muon in float32, factored scales without momentum on
+tables and head, and Adam on vectors. Tuning takes equally many runs for all, on one seed: each doubles or halves a rate
+of the best so far, and once that is no help, changes it by less. At the best rates, and at the defaults of the recipes,
+follow fresh seeds, with the same start and the same batches for all. No weight decay. The runs are kept in
+results/muon/runs.json; only those that are missing are run. ``--write`` puts the tables into docs/muon.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from benchmarks.library_text import batches, library
 from benchmarks.markdown import DOCS, markdown_table, update_page
-from matrix_adagrad import CombinedOptimizer, geometry_groups, muon_with_rows
+from matrix_adagrad import CombinedOptimizer, geometry_groups, matrix_optimizer, muon_with_rows
 from matrix_adagrad.demos.gpt import GPT, next_character_loss, windows
 from matrix_adagrad.files import write
 from matrix_adagrad.intervals import interval
@@ -49,6 +50,7 @@ STARTS = {
     "Muon + AdamW": (0.01, 0.03),
     "Muon + rows, momentum": (0.01, 0.03),
     "Muon + rows, AdaGrad": (0.01, 0.3),
+    "matrix_optimizer, factored": (0.006, 0.018),
 }
 
 
@@ -82,6 +84,8 @@ def make(method: str, model: nn.Module, muon_lr: float, lr: float) -> Optimizer:
             [group for group in groups if (group["name"] == "matrix") is is_muon] for is_muon in (True, False)
         )
         return CombinedOptimizer([Muon(hidden, lr=muon_lr, weight_decay=0.0), AdamW(rest, lr=lr, weight_decay=0.0)])
+    if method == "matrix_optimizer, factored":
+        return matrix_optimizer(model, lr=muon_lr, tables_lr=lr)
     rows = "adagrad" if method.endswith("AdaGrad") else "momentum"
     return muon_with_rows(model, lr=muon_lr, rows_lr=lr, rows=rows)  # type: ignore[arg-type]
 
@@ -131,7 +135,7 @@ class Runs:
             if not self.may_run:
                 raise SystemExit(f"{RESULTS} has no {run}: run without --only-tables")
             self.done[run] = train(run)
-            print(f"{run.method:<24}{run.muon_lr:<8g}{run.lr:<8g}seed {run.seed:<5}", end="")
+            print(f"{run.method:<28}{run.muon_lr:<8g}{run.lr:<8g}seed {run.seed:<5}", end="")
             print(*(f"{loss:.4f}" for loss in self.done[run].losses), f"{self.done[run].seconds:.0f} s", flush=True)
             kept = [{"run": asdict(trial), "outcome": asdict(outcome)} for trial, outcome in self.done.items()]
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -168,11 +172,18 @@ def tuned(method: str, runs: Runs) -> tuple[list[Trial], bool]:
     return tried, factor < 2 or all(run in tried for run in neighbours(tried[0], factor))
 
 
-def default_rates() -> Trial:
-    """`muon_with_rows` as it is without a word on rates."""
-    parts = muon_with_rows(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).optimizers
-    muon_lr, lr = (part.param_groups[0]["lr"] for part in parts)
-    return Trial("Muon + rows, momentum", muon_lr, lr, TUNING_SEED, STEPS)
+def default_rates() -> dict[str, Trial]:
+    """The recipes as they are without a word on rates."""
+    recipes: dict[str, Callable[[nn.Module], CombinedOptimizer]] = {
+        "Muon + rows, momentum": muon_with_rows,
+        "matrix_optimizer, factored": matrix_optimizer,
+    }
+    trials = {}
+    for method, recipe in recipes.items():
+        hidden, tables, *_ = recipe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).optimizers
+        muon_lr, lr = (_three_digits(part.param_groups[0]["lr"]) for part in (hidden, tables))
+        trials[f"{method.partition(',')[0]}, at its defaults"] = Trial(method, muon_lr, lr, TUNING_SEED, STEPS)
+    return trials
 
 
 # ---------------------------------------------------------------------------------------------------------------- bytes
@@ -218,7 +229,7 @@ def llama_bytes(method: str) -> dict[str, int]:
 
 def losses_table(runs: Runs) -> str:
     """The rates, the losses on the way, and the paired differences at the end."""
-    best = {method: tuned(method, runs)[0][0] for method in STARTS} | {"Muon + rows, at its defaults": default_rates()}
+    best = {method: tuned(method, runs)[0][0] for method in STARTS} | default_rates()
     losses = {name: [runs(replace(run, seed=seed)).losses for seed in SEEDS] for name, run in best.items()}
     last = {name: [by_step[-1] for by_step in by_seed] for name, by_seed in losses.items()}
 

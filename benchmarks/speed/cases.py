@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from benchmarks.measure import copy_bandwidth, peak_extra_bytes, peak_extra_resident_bytes, time_interleaved
 from benchmarks.speed.peers import DENSE, OURS, SGD_FUSED, SPARSE, Gap, Peer, bag_step, fbgemm_step
-from matrix_adagrad import EmbeddingBag, RowAdaGrad
+from matrix_adagrad import EmbeddingBag, RowAdaGrad, state_bytes
 from matrix_adagrad.version import __version__
 
 __all__ = ["Bar", "Case", "Measurement", "Measurements", "run"]
@@ -206,15 +206,10 @@ def _timed(
                 high=high,
                 bytes_a_second=moved,
                 peak_extra=peak_extra_bytes(peer.step)[0] if is_optimizer else None,
-                state=_state_bytes(peer) if is_optimizer else None,
+                state=state_bytes(peer) if is_optimizer else None,
             )
         )
     return Case(title, baseline, size, rows)
-
-
-def _state_bytes(optimizer: Optimizer) -> int:
-    values = (value for state in optimizer.state.values() for value in state.values())
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
 
 
 def _bags(title: str, rows: int, draw: Callable[[], Tensor], rounds: int) -> Case:

@@ -25,7 +25,9 @@ from matrix_adagrad.optim import (
     RowMomentum,
     SteepestDescent,
     geometry_groups,
+    matrix_optimizer,
     muon_with_rows,
+    state_bytes,
     step_in_backward,
 )
 from matrix_adagrad.version import __version__
@@ -54,6 +56,8 @@ __all__ = [
     "Whole",
     "__version__",
     "geometry_groups",
+    "matrix_optimizer",
     "muon_with_rows",
+    "state_bytes",
     "step_in_backward",
 ]

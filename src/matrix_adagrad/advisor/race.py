@@ -26,8 +26,8 @@ from matrix_adagrad.advisor.candidates import (
 from matrix_adagrad.advisor.errors import AdvisorTypeError, AdvisorValueError
 from matrix_adagrad.advisor.race_result import Outcome, RaceResult, Run
 from matrix_adagrad.advisor.task import Batches, Task, generators_restored
+from matrix_adagrad.optim import state_bytes
 from matrix_adagrad.text import shape_text
-from matrix_adagrad.torch_private import tree_leaves
 
 __all__ = ["Race", "race"]
 
@@ -299,8 +299,3 @@ def _seconds(model: nn.Module, work: Callable[[], Any]) -> float:
     if any(param.device.type != "cpu" for param in model.parameters()):
         torch.accelerator.synchronize()
     return time.perf_counter() - start
-
-
-def state_bytes(optimizer: Optimizer) -> int:
-    """The bytes of an optimizer's state, also in nested lists and dicts."""
-    return sum(value.nbytes for value in tree_leaves(dict(optimizer.state)) if isinstance(value, Tensor))

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry, wide_dtype
+from matrix_adagrad.geometry import Entry, Geometry, Unscaled, Whole, as_geometry, wide_dtype
 from matrix_adagrad.optim.kinds import HEAD, MATRIX, TABLE, VECTOR, Place, kind_of, output_heads, places_of
 from matrix_adagrad.optim.step.config import check_values
 from matrix_adagrad.text import columns, show, size
 from matrix_adagrad.torch_private import compiled_module
 
-__all__ = ["choose", "explained", "geometry_groups", "grouped", "unwrapped"]
+__all__ = ["WITHOUT_AVERAGE", "choose", "explained", "geometry_groups", "grouped", "unwrapped"]
 
 _Key = str | type[nn.Module]
 _Value = Geometry | str
@@ -24,6 +24,11 @@ Rules = _Value | Mapping[Any, _Value]  # keys are _Key: Any, because a Mapping i
 
 # The kinds that the two built-in rule sets scale by row. All others are scaled by entry.
 _RULE_SETS = {"balanced": (TABLE, HEAD), "lean": (TABLE, HEAD, MATRIX)}
+
+# How many numbers optimizers keep per entry of a parameter, besides scales.
+WITHOUT_AVERAGE = "MatrixMomentum (β₁=0)"
+_PER_ENTRY = {"Muon": 1, "SteepestDescent": 1, WITHOUT_AVERAGE: 0, "MatrixMomentum": 1, "MatrixAdaGrad": 0, "AdamW": 2}
+_OF_TORCH = ("Muon", "AdamW")  # they have no scales, and their state has the parameter's dtype
 
 
 class Choice(NamedTuple):
@@ -132,7 +137,8 @@ def choose(model: nn.Module, rules: Rules) -> tuple[list[Choice], list[str]]:
                 reason += ", by entry: a vector has no rows"
         else:
             geometry = by_row if kind in _RULE_SETS[value] else Entry()
-        geometry.check_fits(name, param.shape)
+        if not isinstance(geometry.on(param.shape), Unscaled):  # SteepestDescent takes those, and has its own check
+            geometry.check_fits(name, param.shape)
         reason = reason if param.requires_grad else f"{reason} (frozen)"
         choices.append(Choice(name, param, kind, geometry, by_row, reason, ruled=isinstance(value, Geometry)))
     if unmatched and choices:
@@ -213,7 +219,7 @@ def _state_text(choices: list[Choice], optimizers: Mapping[str, str] | None) -> 
     if optimizers is None:
         return f"{kept_by('MatrixAdaGrad')} or {kept_by('MatrixMomentum')}; {kept_by('AdamW')}"
     pairs = [(choice, optimizers[choice.name]) for choice in choices]
-    names = sorted({name for _, name in pairs}, key="Muon".__ne__)
+    names = [name for name in _PER_ENTRY if name in {name for _, name in pairs}]
     parts = [f"{name} {_state(pair for pair in pairs if pair[1] == name)}" for name in names]
     total = f" = {_state(pairs)}" if len(parts) > 1 else ""
     return f"{' + '.join(parts)}{total}; {kept_by('AdamW')}"
@@ -224,11 +230,9 @@ def _state(pairs: Iterable[tuple[Choice, str]]) -> str:
     numbers = nbytes = 0
     for choice, optimizer in pairs:
         entries, dtype, wide = choice.param.numel(), choice.param.dtype, wide_dtype(choice.param.dtype)
-        if optimizer in ("Muon", "AdamW"):
-            kept = [(entries * (1 if optimizer == "Muon" else 2), dtype)]
-        else:
-            kept = [(choice.geometry.on(choice.param.shape).scales(choice.param.shape), wide.to_real())]
-            kept += [(entries, wide)] * (optimizer == "MatrixMomentum")
+        kept = [(entries * _PER_ENTRY[optimizer], dtype if optimizer in _OF_TORCH else wide)]
+        if optimizer not in _OF_TORCH:
+            kept.append((choice.geometry.on(choice.param.shape).scales(choice.param.shape), wide.to_real()))
         numbers += sum(count for count, _ in kept)
         nbytes += sum(count * kind.itemsize for count, kind in kept)
     return f"{numbers:,} ({size(nbytes)})"
