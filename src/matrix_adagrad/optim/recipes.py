@@ -21,8 +21,7 @@ from matrix_adagrad.torch_private import tree_leaves
 
 __all__ = ["matrix_optimizer", "state_bytes"]
 
-# The rates of tables and heads, and of vectors, as multiples of lr. They did well in benchmarks/muon.py.
-_TABLES, _VECTORS = 3.0, 5.0
+_REST = 5.0  # the rate of everything but hidden matrices, as a multiple of lr: it did well in benchmarks/muon.py
 _OWN_OPTIONS = ("lr", "tables_lr", "vectors_lr", "momentum", "betas", "weight_decay", "rules", "explain")
 _SHARED_OPTIONS = ("capturable", "differentiable", "maximize", "stochastic_rounding")
 
@@ -63,9 +62,9 @@ def matrix_optimizer(
     Args:
         model: the model. It may be compiled or inside a data-parallel wrapper.
         lr: the learning rate η of hidden matrices. Their steps have a root mean square of 0.2 η, like AdamW's.
-        tables_lr: the learning rate η' of tables and heads. Defaults to 3 times ``lr``.
+        tables_lr: the learning rate η' of tables and heads. Defaults to 5 times ``lr``.
         vectors_lr: the learning rate η'' of vectors, convolutions and everything else that moves as in Adam. Defaults
-            to 5 times ``lr``. The factors come from one small model (docs/muon.md): tune them.
+            to 5 times ``lr``. The factor and ``lr`` come from one small model (docs/muon.md): tune them.
         momentum: the decay rate β of the hidden matrices' momentum.
         betas: the decay rates of the running averages of gradients and of squares, as in Adam. The first is not for
             tables and heads.
@@ -84,7 +83,7 @@ def matrix_optimizer(
         >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1000))
         >>> optimizer = matrix_optimizer(model, lr=0.01)
         >>> [(group["name"], round(group["lr"], 3)) for group in optimizer.param_groups]
-        [('matrix', 0.01), ('table', 0.03), ('head', 0.03), ('vector', 0.05)]
+        [('matrix', 0.01), ('table', 0.05), ('head', 0.05), ('vector', 0.05)]
         >>> optimizer.init_state()
         >>> sum(value.numel() for value in optimizer.state[model[0].weight].values())  # rows, columns, whole, and step
         1018
@@ -92,8 +91,8 @@ def matrix_optimizer(
     refuse_unknown("matrix_optimizer", options, [*_OWN_OPTIONS, *_SHARED_OPTIONS])
     check_values({"lr": lr, "momentum": momentum, "betas": betas, "weight_decay": weight_decay})
     rates = {
-        "tables_lr": _TABLES * lr if tables_lr is None else tables_lr,
-        "vectors_lr": _VECTORS * lr if vectors_lr is None else vectors_lr,
+        "tables_lr": _REST * lr if tables_lr is None else tables_lr,
+        "vectors_lr": _REST * lr if vectors_lr is None else vectors_lr,
     }
     check_values(rates, dict.fromkeys(rates, RATE))
     choices, idle = choose(model, rules)
