@@ -92,8 +92,9 @@ def _layout(params: list[Tensor], grads: list[Tensor], state: list[Tensor]) -> l
     """All that a step depends on, except values and the gradients' addresses. None unless all are plain memory."""
     try:
         layout: list[Any] = [(id(x), x.data_ptr(), x.stride(), x.shape, x.dtype, x.is_neg()) for x in params]
-        layout += [(type(g), g.layout, g.stride(), g.shape, g.dtype, g.is_cpu, g.is_neg()) for g in grads]
-        layout += [(id(x), x.data_ptr(), x.stride()) for x in state]
+        layout += [(type(g), g.stride(), g.shape, g.dtype, g.is_cpu, g.is_neg()) for g in grads]
+        # Most are here, and `map` is faster.
+        layout += [*map(id, state), *map(Tensor.data_ptr, state), *map(Tensor.stride, state)]
         return layout
-    except (RuntimeError, AttributeError):  # such as sparse gradients, which have no strides
+    except (RuntimeError, AttributeError, TypeError):  # such as sparse gradients, which have no strides
         return None
