@@ -196,7 +196,7 @@ class Native(Foreach):
         return ""
 
     def step(self, updates: Sequence[Update], config: Config) -> None:
-        if any(update.prepared is None for update in updates):
+        if None in [update.prepared for update in updates]:
             _step_as_operator(updates, config)
         else:
             _run(updates, config)
