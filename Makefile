@@ -24,18 +24,19 @@ pytest: .venv/ready-test ## doctests and tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on downloaded data
-	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning and optax, in a browser, and on MovieLens"
+	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning, optax and pytorch-optimizer, in a browser, and on MovieLens"
 	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/benchmarks/test_advice_tasks.py $(ARGS)
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers
 	@echo "test-sanitized: the kernels' tests, with every memory access checked"
 	@mkdir -p $(dir $(SANITIZED))
-	@$(CC) -std=gnu11 -g -O1 -fPIC -shared -fopenmp -Wall -Wextra -Werror -Wno-psabi -ffp-contract=off -fno-math-errno \
-	  -fno-trapping-math -fsanitize=address,undefined -fno-sanitize-recover=all src/matrix_adagrad/native/*.c \
-	  -o $(SANITIZED) -lm
+	@ls src/matrix_adagrad/native/*.c | xargs -P 2 -I SOURCE sh -c '$(CC) -std=gnu11 -g -O1 -fPIC -fopenmp -Wall -Wextra -Werror \
+	  -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -c SOURCE -o $(dir $(SANITIZED))$$(basename SOURCE .c).o'
+	@$(CC) -shared -fopenmp -fsanitize=address,undefined $(dir $(SANITIZED))*.o -o $(SANITIZED) -lm
 	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest -q -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
+	  $(BIN)/python -m pytest -q -n 2 -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
 	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native $(ARGS)
 
 lint: .venv/ready-test ## style and types

@@ -31,6 +31,7 @@ from matrix_adagrad.optim import geometry_groups
 from matrix_adagrad.version import __version__
 
 SHORT, LONGER, SEEDS = 200, 4, 5  # steps of the advisor's runs, factor for full-length runs, seeds
+FAMILIES = ("adagrad", "momentum")  # matrix_optimizer has its own trial, benchmarks/muon.py
 FEWER = {"gpt": 100}  # its steps take ten times as long
 OTHER = 100  # the first seed that the advisor has not used
 OUT = Path("results/advice")
@@ -75,7 +76,7 @@ def try_task(name: str) -> dict[str, Any]:
     start = time.perf_counter()
     task = TASKS[name]()
     steps = FEWER.get(name, SHORT)
-    advice = advise(task, steps=steps, seeds=SEEDS)
+    advice = advise(task, families=FAMILIES, steps=steps, seeds=SEEDS)
     advised = time.perf_counter() - start
     candidates = [outcome.candidate for outcome in advice.race.outcomes]
     race = Race(task, steps=LONGER * steps, seeds=SEEDS, first_seed=OTHER)

@@ -375,8 +375,8 @@ def optimizer_of(model: Model, kind: str, options: Options) -> Any:
     family, _, rules = kind.partition(" ")
     tables = [model.table.weight, model.bag.weight]
     rest = [param for param in model.parameters() if all(param is not table for table in tables)]
-    if family == "muon":
-        return ours.muon_with_rows(model, rows=rules, weight_decay=0.1, **options)  # type: ignore[arg-type]
+    if family == "matrix_optimizer":
+        return ours.matrix_optimizer(model, rules=rules or "balanced", weight_decay=0.1)
     if family == "combined":
         parts = [ours.RowAdaGrad(tables, lr=0.1, **options), ours.ColumnMomentum(rest[:5], lr=0.1, **options)]
         return CombinedOptimizer([*parts, torch.optim.SGD(rest[5:], lr=0.01)])
@@ -389,7 +389,7 @@ def optimizer_of(model: Model, kind: str, options: Options) -> Any:
 
 def models(generator: Generator, kind: str, loop: str, options: Options) -> Tensors:
     """Four steps of a model, after or in the backward pass, with a checkpoint in between."""
-    torch.set_num_threads(1)  # Muon multiplies matrices
+    torch.set_num_threads(1)  # the spectral direction multiplies matrices
     model = Model(generator)
     optimizer = optimizer_of(model, kind, options)
     for t in range(4):
@@ -524,8 +524,8 @@ def other_cases() -> Iterator[Case]:
         setting = {"family": family, "dtype": DTYPES[dtype]}
     kinds = [f"{family} {rules}" for family in FAMILIES for rules in ("balanced", "lean", "row", "own")]
     kinds += [
-        "muon momentum",
-        "muon adagrad",
+        "matrix_optimizer",
+        "matrix_optimizer lean",
         "combined",
         "RowAdaGrad",
         "ColumnAdaGrad",
@@ -533,7 +533,7 @@ def other_cases() -> Iterator[Case]:
         "ColumnMomentum",
     ]
     for kind, loop in itertools.product(kinds, ("after", "after saved", "backward", "backward saved")):
-        for mode in ("default", "foreach", "loop"):
+        for mode in ("default",) if kind.startswith("matrix_optimizer") else ("default", "foreach", "loop"):
             yield case(f"models/{kind}/{loop}/{mode}", models, kind=kind, loop=loop, options=MODES[mode])
     for family, (name, geometry), mode in itertools.product(FAMILIES, GEOMETRIES.items(), list(MODES)[:4]):
         options = {"geometry": geometry, "stochastic_rounding": True, **MODES[mode]}

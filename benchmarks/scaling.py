@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from benchmarks.markdown import DOCS, markdown_table, update_page
-from matrix_adagrad.geometry import Blocks, Column, Entry, Partition, Row, Whole, wide_dtype
+from matrix_adagrad.geometry import Blocks, Column, Diagonal, Entry, Factored, Partition, Row, Whole, wide_dtype
 from matrix_adagrad.optim.sharding import statistic_layout
 
 PAGE = DOCS / "scaling.md"
@@ -40,31 +40,36 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What an optimizer keeps: the statistics of some geometries, and averages of the parameter's own shape."""
+    """What an optimizer keeps: the statistics of a geometry, and averages of the parameter's own shape."""
 
     name: str
-    statistics: tuple[Partition, ...]
+    geometry: Diagonal | None
     averages: int = 0
 
+    def partitions(self, p: ParameterSpec) -> tuple[Partition, ...]:
+        """The partitions whose sums are kept for a parameter."""
+        own = None if self.geometry is None else self.geometry.on(p.shape)
+        return own.partitions if isinstance(own, Diagonal) else ()
 
-def adagrad(geometry: Partition) -> OptimizerSpec:
-    """MatrixAdaGrad."""
-    return OptimizerSpec(f"AdaGrad, {_name(geometry)}", (geometry,))
+
+def adagrad(geometry: Diagonal) -> OptimizerSpec:
+    """MatrixAdaGrad, or MatrixMomentum without an average."""
+    return OptimizerSpec(f"AdaGrad, {_name(geometry)}", geometry)
 
 
-def momentum(geometry: Partition) -> OptimizerSpec:
+def momentum(geometry: Diagonal) -> OptimizerSpec:
     """MatrixMomentum."""
-    return OptimizerSpec(f"momentum, {_name(geometry)}", (geometry,), averages=1)
+    return OptimizerSpec(f"momentum, {_name(geometry)}", geometry, averages=1)
 
 
-def _name(geometry: Partition) -> str:
+def _name(geometry: Diagonal) -> str:
     return f"`{geometry!r}`" if isinstance(geometry, Blocks) else str(geometry)
 
 
-SGD = OptimizerSpec("SGD", ())
-ADAM = OptimizerSpec("Adam", (Entry(),), averages=1)
-# With the layout of our optimizers. Clipping its updates would cost a few more numbers.
-ADAFACTOR = OptimizerSpec("rows and columns, as in Adafactor", (Row(), Column()))
+SGD = OptimizerSpec("SGD", None)
+ADAM = OptimizerSpec("Adam", Entry(), averages=1)
+# Adafactor's statistics. Clipping its updates would cost a few more numbers.
+FACTORED = OptimizerSpec("`Factored()`, as in Adafactor", Factored())
 
 
 # ------------------------------------------------------------------------------------------------------ memory per rank
@@ -107,7 +112,7 @@ def state_bytes(
     total = 0
     for p in params:
         average = math.prod(local_shape(p.shape, mesh, p.placements, at)) * wide_dtype(p.dtype).itemsize
-        statistics = sum(_statistic_bytes(p, geometry, mesh, at) for geometry in _different(p, optimizer))
+        statistics = sum(_statistic_bytes(p, geometry, mesh, at) for geometry in optimizer.partitions(p))
         total += p.count * (optimizer.averages * average + statistics)
     return total
 
@@ -116,11 +121,6 @@ def _statistic_bytes(p: ParameterSpec, geometry: Partition, mesh: Mesh, at: Sequ
     layout = statistic_layout(geometry, torch.Size(p.shape), p.placements)
     local = local_shape(geometry.statistic_shape(p.shape), mesh, layout.placements, at)
     return math.prod(local) * wide_dtype(p.dtype).to_real().itemsize
-
-
-def _different(p: ParameterSpec, optimizer: OptimizerSpec) -> list[Partition]:
-    """The distinct statistics. For a vector, rows and columns are the same."""
-    return list({(g.cut(p.shape), g.dims(p.shape)): g for g in optimizer.statistics}.values())
 
 
 # ------------------------------------------------------------------------------------------------------- communication
@@ -132,7 +132,7 @@ def payloads(
     """What a step all-reduces: the bytes of one call for each mesh dimension that divides blocks."""
     total: Counter[int] = Counter()
     for p in params:
-        for geometry in _different(p, optimizer):
+        for geometry in optimizer.partitions(p):
             for dim in statistic_layout(geometry, torch.Size(p.shape), p.placements).divided:
                 if mesh[dim] > 1:
                     total[dim] += p.count * _statistic_bytes(p, geometry, mesh, at)
@@ -259,7 +259,7 @@ def _llama_state() -> str:
         row("gradients", lambda setup: parameter_bytes(params[setup], setup.mesh)),
         states(ADAM),
         states(SGD),
-        states(ADAFACTOR),
+        states(FACTORED),
         *(states(adagrad(geometry)) for geometry in GEOMETRIES),
         *(states(momentum(geometry)) for geometry in GEOMETRIES),
     ]
@@ -281,7 +281,7 @@ def _llama_wire() -> str:
     for setup in PARALLELISMS:
         params = llama(setup)
         own = fsdp_traffic(params, setup.mesh, setup.shards, setup.replicas).total
-        for optimizer in [*map(_either, GEOMETRIES[:-1]), OptimizerSpec("entry, Adam, SGD", (Entry(),)), ADAFACTOR]:
+        for optimizer in [*map(_either, GEOMETRIES[:-1]), OptimizerSpec("entry, Adam, SGD", Entry()), FACTORED]:
             bytes_of = payloads(params, optimizer, setup.mesh)
             if not bytes_of:
                 rows.append([setup.name, optimizer.name, "0", "–", "–", "–", "–", "–"])
@@ -306,7 +306,7 @@ def _llama_wire() -> str:
 
 def _either(geometry: Partition) -> OptimizerSpec:
     """AdaGrad or momentum, which send the same."""
-    return OptimizerSpec(_name(geometry), (geometry,))
+    return OptimizerSpec(_name(geometry), geometry)
 
 
 # ---------------------------------------------------------------------------------------------------- a large table
@@ -370,7 +370,7 @@ SYMBOLIC: dict[str, tuple[Partition, ...]] = {
     "whole": (Whole(),),
     "`Blocks(rows=k)`": (Blocks(rows=_K),),
     "`Blocks(columns=k)`": (Blocks(columns=_K),),
-    "rows and columns (Adafactor)": (Row(), Column()),
+    "`Factored()`": Factored().partitions,
 }
 
 

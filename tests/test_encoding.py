@@ -64,8 +64,8 @@ def test_help_is_no_error_there_either(name):
 
 @pytest.mark.separate_process
 def test_an_explanation_can_be_printed_there_too():
-    program = "from torch import nn; from matrix_adagrad import geometry_groups, muon_with_rows; "
-    program += "m = nn.Linear(4, 3); geometry_groups(m, explain=True); muon_with_rows(m, explain=True)"
+    program = "from torch import nn; from matrix_adagrad import geometry_groups, matrix_optimizer; "
+    program += "m = nn.Linear(4, 3); geometry_groups(m, explain=True); matrix_optimizer(m, explain=True)"
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | ASCII, capture_output=True, encoding="utf-8"
     )

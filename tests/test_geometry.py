@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matrix_adagrad import MatrixAdaGrad
-from matrix_adagrad.geometry import Batched, Blocks, Column, Entry, Partition, Row, Whole, as_geometry
+from matrix_adagrad.geometry import (
+    Batched,
+    Blocks,
+    Column,
+    Entry,
+    Factored,
+    Full,
+    Partition,
+    Row,
+    Spectral,
+    Whole,
+    as_geometry,
+)
 
 NAMED = (Row(), Column(), Entry(), Whole())
 GRIDS = (Blocks(rows=2), Blocks(columns=3), Blocks(2, 3), Blocks(rows=1, columns=3), Blocks(rows=2, columns=None))
@@ -167,6 +179,15 @@ def test_geometries_are_values(geometry, tmp_path):
     assert torch.load(tmp_path / "geometry", weights_only=True) == geometry
 
 
+PRINTED = (*NAMED, *GRIDS, *BATCHED, Factored(), Factored("minimum"), Full("row", every=3), Spectral())
+
+
+@pytest.mark.parametrize("geometry", [*PRINTED, Spectral(steps=None, dtype=torch.bfloat16)], ids=str)
+def test_a_geometry_is_the_text_it_is_printed_as(geometry):
+    assert as_geometry(str(geometry)) == geometry
+    assert as_geometry(repr(geometry)) == geometry
+
+
 def test_names():
     assert [as_geometry(name) for name in ("row", "column", "entry", "whole")] == list(NAMED)
     assert [str(geometry) for geometry in NAMED] == ["row", "column", "entry", "whole"]
@@ -190,6 +211,9 @@ def test_blocks_take_the_integers_of_other_libraries(two):
     [
         (lambda: as_geometry("rows"), ValueError, "'row', 'column', 'entry', 'whole'.* got 'rows'"),
         (lambda: as_geometry(3), TypeError, "got 3"),
+        (lambda: as_geometry("Blocks(open('x'))"), ValueError, "is not a geometry"),
+        (lambda: as_geometry("spectral(dtype=torch.nn)"), ValueError, "is not a geometry"),
+        (lambda: as_geometry("factored(combine=sum)"), ValueError, "combine must be 'product'"),
         (lambda: as_geometry(Row), TypeError, r"write Row\(\)"),
         (lambda: as_geometry(Blocks), TypeError, r"write Blocks\(rows=3\)"),
         (lambda: as_geometry(Batched), TypeError, r"write Batched\(Row\(\)\) instead of Batched"),
@@ -238,3 +262,35 @@ class Wrong(Partition):
 def test_a_wrong_geometry_of_ones_own_is_refused_with_the_parameter_and_the_reason(geometry, words):
     with pytest.raises(ValueError, match=rf"parameter 'w', of shape \(7, 6\), does not fit its geometry: .*{words}"):
         MatrixAdaGrad([("w", torch.nn.Parameter(torch.ones(7, 6)))], geometry=geometry)
+
+
+def test_a_geometry_says_in_which_norm_its_regret_is_bounded():
+    spectral = Spectral(steps=None)
+    bounded = {Row(): Row(), Factored(): Entry(), Full("row"): spectral, spectral: None}
+    assert {geometry: geometry.regret_geometry for geometry in bounded} == bounded
+    assert [geometry.is_diagonal for geometry in bounded] == [True, True, False, False]
+    assert [geometry.has_root_scale for geometry in bounded] == [True, False, False, False]
+
+
+def test_the_largest_of_the_squared_lengths_is_the_square_of_the_norm():
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for geometry in (Row(), Column(), Blocks(columns=3), Whole(), Spectral(steps=None)):
+        assert torch.allclose(geometry.squared_lengths(x).max(), geometry.norm(x).square())
+        assert geometry.norm(x) <= geometry.norm_partition.norm(x) + 1e-12
+
+
+def test_a_geometry_without_a_norm_and_without_a_diagonal_metric_says_so():
+    with pytest.raises(TypeError, match=r"Factored\(.*\) has no norm"):
+        _ = Factored().norm_partition
+    with pytest.raises(TypeError, match=r"Full\('row'\) has no diagonal metric"):
+        Full("row").scale(torch.eye(2))
+
+
+def test_the_metric_on_one_side_is_put_together_from_its_eigenvectors():
+    g = torch.randn(4, 6, dtype=torch.float64)
+    for side, (dim, product) in {"row": (0, g @ g.T), "column": (1, g.T @ g)}.items():
+        found, roots, vectors = Full(side).one_sided(g.shape, *Full(side).measure(g))
+        assert found == dim
+        assert torch.allclose((vectors * roots.square()) @ vectors.T, product)
+    assert Full("row", block=2).one_sided(g.shape, *Full("row", block=2).measure(g)) is None
+    assert Row().one_sided(g.shape, *Row().measure(g)) is None

@@ -17,7 +17,19 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from benchmarks.measure import copy_bandwidth, peak_extra_bytes, peak_extra_resident_bytes, time_interleaved
-from benchmarks.speed.peers import DENSE, OURS, SGD_FUSED, SPARSE, Gap, Peer, bag_step, fbgemm_step
+from benchmarks.speed.peers import (
+    DENSE,
+    FACTORED,
+    MUON,
+    OURS,
+    SGD_FUSED,
+    SPARSE,
+    SPECTRAL,
+    Gap,
+    Peer,
+    bag_step,
+    fbgemm_step,
+)
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, state_bytes
 from matrix_adagrad.version import __version__
 
@@ -28,6 +40,7 @@ OTHERS = ("64 × 1,000,000 matrix", "65,536 × 1024 matrix", "3,000,000 × 20 ta
 BAG = "EmbeddingBag of 1,000,000 × 64, 4096 bags of 20"
 READING = "reading the gradient, alone"  # a sum, not a step: the cost of a second pass over the gradient
 SMALL = "150 matrices of 256 × 256 and 150 vectors"
+HIDDEN = ("one 1024 × 1024 matrix", "12 matrices of 256 × 1024")
 SINGLE = "one 256 × 256 matrix"
 
 
@@ -100,7 +113,7 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
         show(case, measured.copy_bytes_a_second)
         return case
 
-    fast = {name: DENSE[name] for name in (SGD_FUSED, "RowAdaGrad", "ColumnAdaGrad", "RowMomentum")}
+    fast = {name: DENSE[name] for name in (SGD_FUSED, "RowAdaGrad", "ColumnAdaGrad", FACTORED, "RowMomentum")}
     large = [
         done(_dense(title, [shape], torch.float32, DENSE, rounds))
         for title, shape in zip(LARGE, ((n, n), (rows, 64)), strict=True)
@@ -115,6 +128,11 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
     ]
     small = done(_dense(SMALL, [(256, 256)] * 150 + [(256,)] * 150, torch.float32, DENSE, rounds))
     single = done(_dense(SINGLE, [(256, 256)], torch.float32, fast, 10 * rounds))
+    side = 128 if quick else 1024
+    spectral = [
+        done(_dense(title, shapes, torch.float32, SPECTRAL, rounds))
+        for title, shapes in zip(HIDDEN, ([(side, side)], [(side // 4, side)] * 12), strict=True)
+    ]
     uniform = done(_bags(f"{BAG}, uniform", rows, lambda: torch.randint(rows, (4096, 20)), rounds))
     zipf = done(_bags(f"{BAG}, Zipf(1.2)", rows, lambda: _zipf(1.2, rows, (4096, 20)), rounds))
     growth = done(_growth(rounds, (10**4, 10**5) if quick else (10**5, 10**6, 10**7)))
@@ -129,6 +147,7 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
             for bar in _bars_of("300 small tensors", [small], "RowAdaGrad", peer, "<", 1.0)
         ),
         *_bars_of("300 small tensors", [small], "RowAdaGrad", SGD_FUSED, "≤", 1.25),
+        *_bars_of("Muon in float32", spectral, "SteepestDescent, spectral", MUON, "≤", 1.05),
         *_bars_of("one small tensor", [single], "RowAdaGrad", SGD_FUSED, "≤", 1.3),
         *(
             bar
@@ -287,7 +306,9 @@ def _bars_of_large(large: list[Case]) -> list[Bar]:
         *_bars_of("Row-AdaGrad", large, "torch Adagrad, fused", "RowAdaGrad", "≥", 1.35),
         *_bars_of("Row-AdaGrad", large, "torch Adam, fused", "RowAdaGrad", "≥", 1.75),
         *_bars_of("Column-AdaGrad", large, "ColumnAdaGrad", SGD_FUSED, "≤", 1.45),
+        *_bars_of("Factored scales", large, FACTORED, SGD_FUSED, "≤", 1.6),
         *_bars_of("Row momentum", large, "torch Adam, fused", "RowMomentum", "≥", 1.25),
+        *_bars_of("Steepest descent by row", large, "SteepestDescent, row", "RowMomentum", "≤", 1.05),
     ]
 
 

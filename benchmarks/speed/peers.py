@@ -7,17 +7,42 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import SGD, Adafactor, Adagrad, Adam, Optimizer
 
-from matrix_adagrad import ColumnAdaGrad, ColumnMomentum, MatrixAdaGrad, RowAdaGrad, RowMomentum
+from matrix_adagrad import (
+    ColumnAdaGrad,
+    ColumnMomentum,
+    Factored,
+    MatrixAdaGrad,
+    RowAdaGrad,
+    RowMomentum,
+    Spectral,
+    SteepestDescent,
+)
+from matrix_adagrad.geometry import Geometry
 
-__all__ = ["DENSE", "OURS", "SGD_FUSED", "SPARSE", "Gap", "Peer", "bag_step", "fbgemm_step"]
+__all__ = [
+    "DENSE",
+    "FACTORED",
+    "MUON",
+    "OURS",
+    "SGD_FUSED",
+    "SPARSE",
+    "SPECTRAL",
+    "Gap",
+    "Peer",
+    "bag_step",
+    "fbgemm_step",
+]
 
 SGD_FUSED = "torch SGD, fused"
+FACTORED = "MatrixAdaGrad, factored"
+MUON = "torch Muon, float32"
 OURS = "our EmbeddingBag, "  # followed by the name of an optimizer
 
 
@@ -73,6 +98,18 @@ def _adam_mini(params: list[Parameter]) -> Optimizer:
         return made
 
 
+class _Muon(torch.optim.Muon):
+    """Torch's Muon with its products in float32, in which ours are on a CPU, instead of bfloat16."""
+
+    def step(self, closure: Any = None) -> Any:
+        with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+            return super().step(closure)  # type: ignore[no-untyped-call]
+
+
+def _steepest(geometry: Geometry | str) -> Callable[[list[Parameter]], Optimizer]:
+    return lambda params: SteepestDescent(params, lr=1e-3, geometry=geometry)
+
+
 DENSE: dict[str, Peer] = {
     SGD_FUSED: Peer(lambda params: SGD(params, lr=1e-3, fused=True), 3),
     "torch SGD, foreach": Peer(lambda params: SGD(params, lr=1e-3, foreach=True), 3),
@@ -88,9 +125,20 @@ DENSE: dict[str, Peer] = {
     "ColumnAdaGrad": Peer(lambda params: ColumnAdaGrad(params, lr=1e-3), 4),
     "MatrixAdaGrad, whole": Peer(lambda params: MatrixAdaGrad(params, lr=1e-3, geometry="whole"), 4),
     "MatrixAdaGrad, entry": Peer(lambda params: MatrixAdaGrad(params, lr=1e-3, geometry="entry"), 5),
+    FACTORED: Peer(lambda params: MatrixAdaGrad(params, lr=1e-3, geometry=Factored()), 4),
     "RowMomentum": Peer(lambda params: RowMomentum(params, lr=1e-3), 5),
     "ColumnMomentum": Peer(lambda params: ColumnMomentum(params, lr=1e-3), 6),
+    "SteepestDescent, row": Peer(_steepest("row"), 5),
+    "SteepestDescent, column": Peer(_steepest("column"), 6),
+    "SteepestDescent, entry": Peer(_steepest("entry"), 5),
     "RowAdaGrad, foreach": Peer(lambda params: RowAdaGrad(params, lr=1e-3, foreach=True), 3),
+}
+SPECTRAL: dict[str, Peer] = {
+    SGD_FUSED: DENSE[SGD_FUSED],
+    MUON: Peer(lambda params: _Muon(params, lr=1e-3, momentum=0.95, nesterov=True), 5),
+    "SteepestDescent, spectral": Peer(
+        lambda params: SteepestDescent(params, lr=1e-3, geometry=Spectral(), momentum=0.95, nesterov=True), 5
+    ),
 }
 SPARSE: dict[str, Callable[[Any], Optimizer]] = {
     "torch Adagrad": lambda params: Adagrad(params, lr=1e-2),
@@ -99,6 +147,7 @@ SPARSE: dict[str, Callable[[Any], Optimizer]] = {
     "RowAdaGrad": lambda params: RowAdaGrad(params, lr=1e-2),
     "ColumnAdaGrad": lambda params: ColumnAdaGrad(params, lr=1e-2),
     "MatrixAdaGrad, entry": lambda params: MatrixAdaGrad(params, lr=1e-2, geometry="entry"),
+    FACTORED: lambda params: MatrixAdaGrad(params, lr=1e-2, geometry=Factored()),
     "RowMomentum": lambda params: RowMomentum(params, lr=1e-3),
     "RowAdaGrad, torch's operators": lambda params: RowAdaGrad(params, lr=1e-2, fused=False),
 }

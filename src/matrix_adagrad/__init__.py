@@ -26,7 +26,6 @@ from matrix_adagrad.optim import (
     SteepestDescent,
     geometry_groups,
     matrix_optimizer,
-    muon_with_rows,
     state_bytes,
     step_in_backward,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "__version__",
     "geometry_groups",
     "matrix_optimizer",
-    "muon_with_rows",
     "state_bytes",
     "step_in_backward",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["columns", "json_text", "shape_text", "show", "size"]
+__all__ = ["columns", "folded", "json_text", "shape_text", "show", "size"]
 
 
 def show(text: str) -> None:
@@ -75,3 +76,43 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collecti
         for padded in (zip(row, widths, strict=True) for row in table)
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def folded(names: Collection[str]) -> dict[str, list[str]]:
+    """Dotted names that differ in whole numbers alone, as one pattern with the names it stands for.
+
+    >>> for pattern, found in folded([f"layers.{i}.w" for i in (0, 1, 2, 3, 7)] + ["layers.0.b", "w"]).items():
+    ...     print(pattern, len(found))
+    layers.{0…3,7}.w 5
+    layers.0.b 1
+    w 1
+    """
+    found = {tuple(name.split(".")): [name] for name in names}
+    for at in range(max(map(len, found), default=0)):
+        alike: dict[tuple[str, ...], dict[int, list[str]]] = {}
+        merged: dict[tuple[str, ...], list[str]] = {}
+        for parts, same in found.items():
+            if at < len(parts) and re.fullmatch(r"0|[1-9][0-9]*", parts[at]):
+                alike.setdefault((*parts[:at], "", *parts[at + 1 :]), {})[int(parts[at])] = same
+            else:
+                merged[parts] = same
+        for parts, numbered in alike.items():
+            pattern = (*parts[:at], _numbers(sorted(numbered)), *parts[at + 1 :])
+            merged[pattern] = [name for same in numbered.values() for name in same]
+        found = merged
+    first = {name: i for i, name in enumerate(names)}
+    return {".".join(parts): same for parts, same in sorted(found.items(), key=lambda item: first[item[1][0]])}
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Rising numbers, with runs of them as ``0…31``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f"{run[0]}…{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
+    if len(texts) > 4:
+        texts = [*texts[:2], "…", texts[-1]]
+    return f"{{{','.join(texts)}}}" if len(numbers) > 1 else texts[0]

@@ -7,30 +7,45 @@ version of torch it was last checked with.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as without_compiling  # torch.compiler.disable would import the compiler
+from torch.nn.modules.conv import _ConvNd as Convolution
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 __all__ = [
+    "Convolution",
     "StridedShard",
     "after_loading",
     "before_loading",
     "compiled_module",
     "default_store",
+    "empty_wrapper",
+    "foreach_add_",
+    "foreach_clamp_max_",
+    "foreach_div",
+    "foreach_div_",
+    "foreach_mul_",
+    "foreach_reciprocal_",
+    "foreach_sqrt",
     "gradient_hooks",
     "has_no_other_owner",
     "is_transformed",
     "is_zero_tensor",
+    "mesh_without_groups",
     "no_torch_function",
+    "returns_alias",
+    "runs_step_hooks",
+    "set_element",
     "sparse_indices",
     "sparse_values",
     "stored_entries",
@@ -41,7 +56,13 @@ __all__ = [
     "version_of",
     "without_compiling",
     "without_step_hooks",
+    "written_arguments",
 ]
+
+# What torch.optim runs on lists of tensors.
+foreach_add_, foreach_mul_, foreach_div_ = torch._foreach_add_, torch._foreach_mul_, torch._foreach_div_
+foreach_reciprocal_, foreach_clamp_max_ = torch._foreach_reciprocal_, torch._foreach_clamp_max_
+foreach_div, foreach_sqrt = torch._foreach_div, torch._foreach_sqrt
 
 
 def __getattr__(name: str) -> Any:
@@ -56,6 +77,22 @@ def __getattr__(name: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------- tensors
 
 no_torch_function: Any = torch._C._disabled_torch_function_impl  # for a subclass that overrides operators alone
+
+
+def empty_wrapper(cls: type[Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A tensor of a subclass that has a shape, but no memory: the subclass answers for all operators."""
+    return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+
+def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
+    """The positional arguments that an operator writes to."""
+    aliases = [argument.alias_info for argument in operator._schema.arguments]
+    return [arg for arg, alias in zip(args, aliases, strict=False) if alias and alias.is_write]
+
+
+def returns_alias(operator: Any) -> bool:
+    """Whether an operator returns an argument, or a view of one."""
+    return any(returned.alias_info is not None for returned in operator._schema.returns)
 
 
 def sparse_indices(x: Tensor) -> Tensor:
@@ -114,7 +151,26 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+def mesh_without_groups(device_type: str, ranks: Tensor) -> DeviceMesh:
+    """A device mesh that creates no process groups: it knows where shards lie, without a collective."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh(device_type, ranks, _init_backend=False)
+
+
+def set_element(state: dict[str, Any], path: Sequence[Any], value: Any) -> None:
+    """Set a value in nested dicts and lists, by its path in a distributed checkpoint."""
+    from torch.distributed.checkpoint._traverse import set_element
+
+    set_element(state, tuple(path), value)
+
+
 # --------------------------------------------------------------------------------------------------------------- hooks
+
+
+def runs_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether an optimizer runs the hooks on its steps: a wrapper that never called ``Optimizer.__init__`` does not."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def gradient_hooks(param: Tensor) -> Iterable[Callable[..., None]]:

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from matrix_adagrad import matrix_optimizer
 from matrix_adagrad.advisor import Candidate, Plan, Task, advise, lrs_around
 from matrix_adagrad.advisor.advise import by_agreement, reason
+from matrix_adagrad.advisor.race import train
 from matrix_adagrad.cli import main
-from matrix_adagrad.geometry import Column, Entry, Whole
+from matrix_adagrad.geometry import Column, Entry, Factored, Spectral, Whole
 from tests.advisor.tasks import BY_COLUMN
 
 TRAIN = """
@@ -136,6 +138,44 @@ def test_a_model_with_only_vectors_still_gets_a_plan():
     advice = advise(task, families=["adagrad"], steps=16, seeds=2)
     assert {choice.value for choice in advice.plan.choices} <= {Entry(), Whole()}
     assert len(advice.race.standings) == 2
+
+
+@pytest.fixture(scope="module")
+def advice_on_recipe():
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    task = Task(
+        lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)),
+        lambda model, rows: (model(x[rows]) - x[rows, :4]).square().mean(),
+        lambda seed: torch.randperm(64, generator=torch.Generator().manual_seed(seed)).split(16),
+    )
+    return task, advise(task, families=["matrix_optimizer"], steps=16, seeds=2)
+
+
+def test_matrix_optimizer_is_a_candidate_whose_plan_makes_the_same_optimizer(advice_on_recipe):
+    task, advice = advice_on_recipe
+    assert [standing.name for standing in advice.race.standings] == ["matrix_optimizer"]
+    assert [choice.value for choice in advice.plan.choices] == [Spectral(), Entry(), Factored(), Entry()]
+    results = []
+    for make in (advice.plan.optimizer, lambda model: matrix_optimizer(model, lr=advice.plan.lr)):
+        model = task.start(0)
+        train(task, model, make(model), 0, 3)
+        results.append([param.detach() for param in model.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_the_tables_and_the_page_show_a_plan_of_other_geometries(advice_on_recipe):
+    _, advice = advice_on_recipe
+    assert "spectral(" in str(advice)
+    assert json.loads(advice.to_json())["plan"]["family"] == "matrix_optimizer"
+    page = pytest.importorskip("matrix_adagrad.advisor.advice_page")
+    plan = page.document(advice).sections[0]
+    assert [row[3] for row in plan.parts[0].rows] == ["0", "6", "11", "4"]
+
+
+def test_matrix_optimizer_takes_part_by_default():
+    task = Task(lambda: nn.Linear(3, 2), lambda model, x: model(x).square().mean(), [torch.randn(8, 3)])
+    names = {standing.name for standing in advise(task, steps=16, seeds=2).race.standings}
+    assert {"entry adagrad", "entry momentum", "matrix_optimizer"} <= names
 
 
 @pytest.mark.parametrize("target", ["my_training:task", "my_training.py:parts"])

@@ -1,11 +1,20 @@
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad import Blocks, Entry, MatrixAdaGrad, MatrixMomentum, Row
+from matrix_adagrad import (
+    Blocks,
+    CombinedOptimizer,
+    Entry,
+    MatrixAdaGrad,
+    MatrixMomentum,
+    Row,
+    SteepestDescent,
+)
 from matrix_adagrad.advisor import ParameterChoice, Plan
 
 
@@ -44,6 +53,35 @@ def test_a_plan_with_momentum_is_refused_by_adagrad():
         TypeError, match="a parameter group got an unknown option 'betas': it is an option of MatrixMomentum"
     ):
         MatrixAdaGrad(plan.groups(model()), lr=plan.lr)
+
+
+NEW = (
+    ("no-momentum", ("factored", "row", "entry"), MatrixMomentum),
+    ("steepest", ("row", "spectral", "entry"), SteepestDescent),
+    ("matrix_optimizer", ("factored", "factored", "entry"), CombinedOptimizer),
+    ("adagrad", ("factored(combine=minimum)", "full(side=row, every=2, block=64)", "entry"), MatrixAdaGrad),
+)
+
+
+@pytest.mark.parametrize(("family", "geometries", "cls"), NEW, ids=[family for family, *_ in NEW])
+def test_a_plan_of_any_family_and_geometry_loads_and_trains(tmp_path, family, geometries, cls):
+    choices = [replace(choice, geometry=own) for choice, own in zip(PLAN.choices, geometries, strict=True)]
+    plan = Plan.load(Plan(family, 0.01, tuple(choices)).save(tmp_path / "plan.json"))
+    made = model()
+    optimizer = plan.optimizer(made)
+    assert isinstance(optimizer, cls)
+    found = {param: group["geometry"] for group in optimizer.param_groups for param in group["params"]}
+    assert [found[param] for param in made.parameters()] == [choice.value for choice in plan.choices]
+    made(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    averages = sum("exp_avg" in optimizer.state[param] for param in made.parameters())
+    assert averages == {"no-momentum": 0, "matrix_optimizer": 1}.get(family, averages)  # the bias
+
+
+def test_a_plan_of_several_optimizers_has_no_groups():
+    plan = Plan("matrix_optimizer", 0.01, PLAN.choices)
+    with pytest.raises(ValueError, match="matrix_optimizer makes several optimizers, .* use plan.optimizer"):
+        plan.groups(model())
 
 
 def test_optimizer_options_can_be_overridden_including_lr():
@@ -96,7 +134,7 @@ def test_a_model_that_does_not_fit_raises_an_error_that_lists_the_differences():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"family": "adam"}, "family must be one of 'adagrad', 'momentum', got 'adam'"),
+        ({"family": "adam"}, "family must be one of 'adagrad', 'momentum', 'no-momentum', 'steepest', "),
         ({"lr": -1}, "lr must be a positive number, got -1"),
         ({"lr": "fast"}, "lr must be a positive number, got 'fast'"),
         ({"learning_rate": 1}, "learning_rate is not known"),
@@ -107,7 +145,8 @@ def test_a_model_that_does_not_fit_raises_an_error_that_lists_the_differences():
         ({"parameters": {"w": {"geometry": "Blocks(rows=3)", "shape": [4, 2]}}}, "cannot cut 4 rows into 3"),
         ({"parameters": {"w": {"geometry": "Blocks(rows=3", "shape": [6, 2]}}}, "is not a geometry"),
         ({"parameters": {"w": {"geometry": "Blocks(open('x'))", "shape": [6, 2]}}}, "is not a geometry"),
-        ({"parameters": {"w": {"geometry": "Blocks(rows=print())", "shape": [6, 2]}}}, "w: "),
+        ({"parameters": {"w": {"geometry": "Blocks(rows=print())", "shape": [6, 2]}}}, "is not a geometry"),
+        ({"parameters": {"w": {"geometry": "factored(combine=sum)", "shape": [6, 2]}}}, "w: Factored: combine must be"),
     ],
 )
 def test_errors_in_a_file_are_named(tmp_path, change, message):

@@ -55,6 +55,20 @@ def test_columns_beat_rows_if_gradients_differ_by_column():
     assert result.chosen.name == "column adagrad"
 
 
+def test_candidates_of_all_families_race_in_the_geometries_that_suit_them():
+    contest = Race(EVEN, steps=16, seeds=2)
+    result = contest.run(contest.uniform_candidates(["no-momentum", "steepest"]))
+    assert {outcome.name for outcome in result.outcomes} == {
+        *(f"{geometry} no-momentum" for geometry in ("entry", "row", "column", "whole", "factored")),
+        *(f"{geometry} steepest" for geometry in ("entry", "row", "spectral")),
+    }
+    m, n, counter, number = 6, 5, 4, 4  # bytes of the step counter, and of a number
+    assert result["factored no-momentum"].state_bytes == number * (m + n + 1) + counter
+    assert result["row no-momentum"].state_bytes == number * m + counter
+    assert result["spectral steepest"].state_bytes == number * m * n + counter
+    assert all(math.isfinite(outcome.score) for outcome in result.outcomes)
+
+
 def test_a_run_depends_only_on_its_task_candidate_rate_and_seed():
     contest = Race(EVEN, steps=16, seeds=2)
     alone = contest.train(entry())
@@ -237,7 +251,7 @@ def test_learning_rates_must_ascend(lrs):
 
 
 def test_an_unknown_family_is_named():
-    with pytest.raises(ValueError, match="family must be one of 'adagrad', 'momentum', got 'adam'"):
+    with pytest.raises(ValueError, match="family must be one of 'adagrad', 'momentum', .*, got 'adam'"):
         make_candidate("row", "adam", {})
 
 

@@ -9,7 +9,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, SparseAdam
 
-from matrix_adagrad import EmbeddingBag, MatrixAdaGrad, RowAdaGrad, RowMomentum, native, step_in_backward
+from matrix_adagrad import (
+    EmbeddingBag,
+    Factored,
+    MatrixAdaGrad,
+    MatrixMomentum,
+    RowAdaGrad,
+    RowMomentum,
+    native,
+    step_in_backward,
+)
 from matrix_adagrad.bags import BagGradient
 from tests.optim.training import assert_bitwise
 
@@ -154,6 +163,7 @@ OPTIMIZERS = {
     "ours, by row": lambda p: RowAdaGrad(p, lr=0.1),
     "ours, with momentum": lambda p: RowMomentum(p, lr=0.1),
     "ours, by column": lambda p: MatrixAdaGrad(p, lr=0.1, geometry="column"),
+    "ours, factored": lambda p: MatrixMomentum(p, lr=0.1, geometry=Factored(), betas=(0.0, 0.9)),
     "SGD": lambda p: SGD(p, lr=0.1),
     "Adagrad": lambda p: Adagrad(p, lr=0.1),
     "SparseAdam": lambda p: SparseAdam(p, lr=0.1),

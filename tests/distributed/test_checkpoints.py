@@ -22,6 +22,7 @@ from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.checkpoints import Checkpoints, missing_from
 from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.geometry import Column, Row
+from matrix_adagrad.optim.sharding import whole
 from matrix_adagrad.optim.step.update import local
 from tests.distributed.layouts import SHAPES, Layout, assert_same, mesh_of, random, shared_out
 from tests.optim.own_geometries import RowPlusColumn
@@ -102,8 +103,13 @@ every_run = pytest.mark.parametrize(
         functools.partial(MatrixMomentum, geometry=Column(), **OPTIONS),
         functools.partial(MatrixAdaGrad, geometry=RowPlusColumn(), **OPTIONS),
         functools.partial(MatrixMomentum, geometry=RowPlusColumn(), **OPTIONS),
+        functools.partial(MatrixAdaGrad, geometry=Factored("minimum"), **OPTIONS),
+        functools.partial(MatrixMomentum, geometry=Factored(), **OPTIONS),
     ],
-    ids=["row", "blocks", "column momentum", "row plus column", "row plus column momentum"],
+    ids=[
+        *("row", "blocks", "column momentum", "row plus column", "row plus column momentum"),
+        *("factored", "factored momentum"),
+    ],
 )
 every_new_run = pytest.mark.parametrize(
     "make",
@@ -122,6 +128,46 @@ def test_two_ranks_save_and_four_or_one_continue(ranks, tmp_path, make):
     ranks.run(2, save_first_half, make, Layout((2,), (Shard(0),)), tmp_path)
     ranks.run(4, assert_goes_on, make, SQUARE, tmp_path)
     assert_goes_on(make, None, tmp_path)
+
+
+NARROW = functools.partial(MatrixMomentum, geometry=Row(), lr=0.1, momentum_dtype=torch.bfloat16)
+
+
+def narrow_averages(model, optimizer):
+    return [whole(optimizer.state[param]["exp_avg"]) for param in model.parameters()]
+
+
+def save_narrow(layout, folder):
+    model, optimizer, checkpoints = a_run(NARROW, layout, folder)
+    model.train_until(optimizer, 0, FIRST)
+    checkpoints.save(FIRST)
+    averages = narrow_averages(model, optimizer)
+    if torch.distributed.get_rank() == 0:
+        torch.save(averages, folder / "averages.pt")
+
+
+def assert_loads_narrow(layout, folder):
+    model, optimizer, checkpoints = a_run(NARROW, layout, folder)
+    checkpoints.resume()
+    for average, saved in zip(narrow_averages(model, optimizer), torch.load(folder / "averages.pt"), strict=True):
+        assert average.dtype is torch.bfloat16
+        assert torch.equal(average, saved)
+    model.train_until(optimizer, FIRST, LAST)
+    for average in narrow_averages(model, optimizer):
+        sums = [average.double().sum()] if layout is None else gathered(average.double().sum())
+        assert len(set(map(float, sums))) == 1  # replicas draw the same numbers
+
+
+def gathered(number):
+    everyones = [torch.empty_like(number) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(everyones, number)
+    return everyones
+
+
+def test_an_average_in_bfloat16_moves_between_layouts_as_it_is(ranks, tmp_path):
+    ranks.run(2, save_narrow, Layout((2,), (Shard(0),)), tmp_path)
+    ranks.run(4, assert_loads_narrow, Layout((2, 2), (Replicate(), Shard(0))), tmp_path)
+    assert_loads_narrow(None, tmp_path)
 
 
 @every_run

@@ -1,6 +1,7 @@
 """What a step sends, and when: nothing for rows that lie whole, one call a mesh dimension for all that is divided."""
 
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
-from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum, native
+from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent, native
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from matrix_adagrad.optim import sharding
 from matrix_adagrad.optim.step import native as native_backend
 from tests.distributed.layouts import SHAPES, Layout, mesh_of, random, shared_out
+from tests.optim.own_geometries import SumOfPartitions
 
 BY_ROWS = Layout((2,), (Shard(0),))
 BY_COLUMNS = Layout((2,), (Shard(1),))
@@ -62,6 +64,12 @@ def count(make, layout):
         (Whole(), CROSSED, 2),
         (Blocks(rows=2), BY_ROWS, 1),
         (Blocks(columns=2), BY_ROWS, 0),
+        (Factored(), BY_ROWS, 1),
+        (Factored(), BY_COLUMNS, 1),
+        (Factored(), HSDP, 1),
+        (Factored(), STRIDED, 2),
+        (Factored(), CROSSED, 2),
+        (SumOfPartitions(), CROSSED, 2),
     ],
     ids=str,
 )
@@ -69,6 +77,114 @@ def test_a_step_makes_this_many_calls_for_all_parameters_of_all_groups(ranks, ge
     make = functools.partial(optimizer, lr=0.1, geometry=geometry)
     for counts in ranks.run(layout.world, count, make, layout):
         assert counts == [calls, calls]
+
+
+def sent_for_a_head(layout, geometry):
+    """How many numbers each all-reduce of a step of a 12×8 matrix holds. A gather would be another collective."""
+    param, sent, all_reduce = params_on(layout)[0], [], sharding.dist.all_reduce
+
+    def watched(flat, **options):
+        sent.append(flat.numel())
+        return all_reduce(flat, **options)
+
+    optimizer = MatrixMomentum([param], lr=0.1, betas=(0.0, 0.9), geometry=geometry)
+    with CommDebugMode() as calls, mock.patch.object(sharding.dist, "all_reduce", watched):
+        optimizer.step()
+    assert calls.get_total_counts() == len(sent)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("layout", "numbers"),
+    [
+        (BY_ROWS, [8 + 1]),  # columns and the whole
+        (BY_COLUMNS, [12 + 1]),
+        (HSDP, [8 + 1]),
+        (STRIDED, [8 + 1, 8 + 1]),
+        (CROSSED, [6 + 1, 4 + 1]),  # each rank has half of the rows and half of the columns
+    ],
+    ids=str,
+)
+def test_a_factored_step_gathers_nothing_and_sends_no_more_than_a_row_or_a_column(ranks, layout, numbers):
+    for sent in ranks.run(layout.world, sent_for_a_head, layout, Factored()):
+        assert sorted(sent) == sorted(numbers)
+
+
+def experts():
+    """A batch of matrices, each of which lies whole on a rank."""
+    mesh = mesh_of((2,))
+    param = Parameter(shared_out(random((4, 3, 5), 0), mesh, [Shard(0)]))
+    param.grad = shared_out(random(param.shape, 1), mesh, [Shard(0)])
+    optimizer = MatrixAdaGrad([param], lr=0.1, geometry=Factored())
+    with CommDebugMode() as calls:
+        optimizer.step()
+    assert calls.get_total_counts() == 0
+    assert {key: tuple(optimizer.state[param][f"sum_{key}"].to_local().shape) for key in Factored().statistics} == {
+        "row": (2, 3, 1),
+        "column": (2, 1, 5),
+        "whole": (2, 1, 1),
+    }
+
+
+def test_experts_on_ranks_of_their_own_send_nothing(ranks):
+    ranks.run(2, experts)
+
+
+def layouts_of_statistics():
+    param = params_on(CROSSED)[0]
+    optimizer = MatrixAdaGrad([param], lr=0.1, geometry=Factored())
+    optimizer.step()
+    return [optimizer.state[param][f"sum_{key}"].placements for key in Factored().statistics]
+
+
+def test_every_statistic_has_the_placements_of_its_own_partition(ranks):
+    for placements in ranks.run(4, layouts_of_statistics):
+        assert placements == [(Shard(0), Replicate()), (Replicate(), Shard(1)), (Replicate(), Replicate())]
+
+
+MATRICES = [(6, 4), (4, 6), (3, 5), (8, 8), (5, 2)]
+
+
+def polar_factors(layout):
+    """The shapes of which this rank computes polar factors, and the collectives of a step."""
+    mesh = mesh_of(layout.mesh)
+    params = [Parameter(shared_out(random(shape, i), mesh, layout.of(shape))) for i, shape in enumerate(MATRICES)]
+    for i, param in enumerate(params):
+        param.grad = shared_out(random(param.shape, 9 + i), mesh, param.placements)
+    shapes, steepest = [], Spectral.steepest
+
+    def watched(self, x, *args):
+        shapes.extend([tuple(x.shape)] if not x.is_meta else [])  # those are checks
+        return steepest(self, x, *args)
+
+    optimizer = SteepestDescent(params, lr=0.1, geometry=Spectral())
+    with CommDebugMode() as calls, mock.patch.object(Spectral, "steepest", watched):
+        optimizer.step()
+    return shapes, calls.get_total_counts()
+
+
+@pytest.mark.parametrize(("layout", "replicas"), [(BY_ROWS, 1), (BY_COLUMNS, 1), (HSDP, 2), (CROSSED, 1)], ids=str)
+def test_every_polar_factor_is_computed_by_one_of_the_ranks_that_hold_its_matrix(ranks, layout, replicas):
+    found = ranks.run(layout.world, polar_factors, layout)
+    assert sorted(shape for shapes, _ in found for shape in shapes) == sorted(replicas * MATRICES)
+    assert all(shapes for shapes, _ in found)  # everybody works
+
+
+def spectral_experts():
+    mesh = mesh_of((2,))
+    param = Parameter(shared_out(random((4, 3, 5), 0), mesh, [Shard(0)]))
+    param.grad = shared_out(random(param.shape, 1), mesh, [Shard(0)])
+    for optimizer in (
+        SteepestDescent([param], geometry=Spectral()),
+        MatrixAdaGrad([param], geometry=Full("row", every=2), eps=1e-3),
+    ):
+        with CommDebugMode() as calls:
+            optimizer.step()
+        assert calls.get_total_counts() == 0
+
+
+def test_whole_matrices_of_a_batch_stay_on_their_rank(ranks):
+    ranks.run(2, spectral_experts)
 
 
 def events():

@@ -12,7 +12,7 @@ from matrix_adagrad import Batched, Blocks, Factored, Full, MatrixAdaGrad, Matri
 from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from tests.distributed.layouts import LAYOUTS, Layout, assert_follows, mesh_of, shared_out
-from tests.optim.own_geometries import FullRows, RowPlusColumn
+from tests.optim.own_geometries import FullRows, RelativeToMean, RowPlusColumn, SumOfPartitions
 
 GEOMETRIES = (
     *(Row(), Column(), Entry(), Whole()),
@@ -48,8 +48,35 @@ def test_with_every_option(ranks, setting, geometry, optimizer):
         ranks.run(layout.world, assert_follows, make, layout, 5)
 
 
+WITHOUT_AVERAGE = functools.partial(MatrixMomentum, betas=(0.0, 0.9))
+PAIRS = {  # each geometry and each optimizer; all optimizers in the first
+    "factored-AdaGrad": (Factored(), MatrixAdaGrad),
+    "factored-momentum": (Factored(), MatrixMomentum),
+    "factored-no average": (Factored(), WITHOUT_AVERAGE),
+    "geometric-AdaGrad": (Factored("geometric"), MatrixAdaGrad),
+    "minimum-momentum": (Factored("minimum"), MatrixMomentum),
+    "sum-no average": (SumOfPartitions(), WITHOUT_AVERAGE),
+}
+
+
+@pytest.mark.parametrize(("geometry", "optimizer"), PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_scales_from_several_partitions_match_a_single_process_on_any_layout(ranks, layout, geometry, optimizer):
+    ranks.run(layout.world, assert_follows, functools.partial(optimizer, lr=0.1, geometry=geometry), layout)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("geometry", [RowPlusColumn(), FullRows()], ids=str)
+@pytest.mark.parametrize(
+    "setting", [it for it in SETTINGS if True not in (it.get("foreach"), it.get("fused"))], ids=str
+)
+def test_scales_from_several_partitions_with_every_option(ranks, setting, optimizer):
+    make = functools.partial(optimizer, lr=0.1, geometry=Factored(), **setting)
+    for layout in (Layout((3,), (Shard(0),)), MOST_MIXED):
+        ranks.run(layout.world, assert_follows, make, layout, 5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("geometry", [RowPlusColumn(), RelativeToMean(), FullRows()], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_geometry_that_needs_the_whole_gradient_gathers_it(ranks, layout, geometry, optimizer):
     make = functools.partial(optimizer, lr=0.1, geometry=geometry, eps=1e-3)
@@ -57,10 +84,8 @@ def test_a_geometry_that_needs_the_whole_gradient_gathers_it(ranks, layout, geom
 
 
 BEYOND_PARTITIONS = (
-    *((cls, {"geometry": Factored(combine)}) for cls in OPTIMIZERS for combine in ("product", "minimum")),
     *((cls, {"geometry": Full("row", every=2), "eps": 1e-3}) for cls in OPTIMIZERS),
     (MatrixMomentum, {"geometry": Row(), "betas": (0.0, 0.9)}),
-    (MatrixMomentum, {"geometry": Factored(), "betas": (0.0, 0.9)}),
     *((SteepestDescent, {"geometry": own}) for own in (Row(), Column(), Entry(), Blocks(rows=2), Spectral())),
     (SteepestDescent, {"geometry": Row(), "floor": 0.1}),
     *((SteepestDescent, {"geometry": own, "rescale": Row()}) for own in (Row(), Spectral())),
@@ -81,10 +106,11 @@ def test_geometries_beyond_partitions_and_steepest_descent_match_a_single_proces
     ranks.run(layout.world, assert_follows, functools.partial(cls, lr=0.1, **options), layout, 5)
 
 
-@pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), MOST_MIXED], ids=str)
+@pytest.mark.parametrize("layout", [Layout((3,), (Shard(0),)), Layout((2,), (Shard(1),)), MOST_MIXED], ids=str)
+@pytest.mark.parametrize("geometry", [RowPlusColumn(), Factored()], ids=str)
 @pytest.mark.parametrize("domain", [FrobeniusBall(3.0), RowBalls(2.0), NonNegative()], ids=str)
-def test_a_geometry_that_needs_the_whole_gradient_with_a_domain(ranks, domain, layout):
-    options = {"geometry": RowPlusColumn(), "domain": domain, "project_start": True}
+def test_a_geometry_that_is_no_partition_with_a_domain(ranks, domain, geometry, layout):
+    options = {"geometry": geometry, "domain": domain, "project_start": True}
     make = functools.partial(MatrixAdaGrad, lr=0.1, **options)
     ranks.run(layout.world, assert_follows, make, layout, 5, [(12, 8), (8, 2), (2, 14)])
 

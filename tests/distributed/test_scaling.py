@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import markdown, scaling
-from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad import Blocks, Factored, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from matrix_adagrad.optim import sharding
 from matrix_adagrad.optim.step.update import local
@@ -27,7 +27,7 @@ LAYOUTS = (
     Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),  # FSDP2 and a column-wise parallel layer
     Layout((2, 2), (Shard(0), Shard(1))),  # FSDP2 and a row-wise parallel layer
 )
-GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2))
+GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Factored(), Factored("minimum"))
 OPTIMIZERS = {MatrixAdaGrad: scaling.adagrad, MatrixMomentum: scaling.momentum}
 TENSORS = [*((shape, torch.float32) for shape in SHAPES), ((10, 6), torch.bfloat16), ((7,), torch.bfloat16)]
 

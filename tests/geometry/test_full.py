@@ -125,5 +125,5 @@ def test_autograd_can_record_steps_that_keep_a_root():
 
 def test_complex_parameters_are_refused_by_name():
     x = torch.nn.Parameter(torch.zeros(3, 4, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"parameter 0 has dtype torch.complex64, and Full\('row'\) is for real"):
+    with pytest.raises(ValueError, match=r"parameter 0, .*: Full\('row'\) has complex statistics for torch.complex64"):
         MatrixAdaGrad([x], geometry=Full("row"))

@@ -1,12 +1,18 @@
-"""Runs move between FBGEMM's tables and RowAdaGrad, and go on as if they had not moved, on random rows."""
+"""Runs move between FBGEMM's tables and ours, and go on as if they had not moved, on random rows.
+
+FBGEMM computes PARTIAL_ROWWISE_ADAM on a GPU only. Its tables and their state are the real ones here. What its kernel
+does to them, `partial_rowwise_adam` in FBGEMM's codegen/genscript/optimizers.py, is written down in `adam_there`.
+"""
 
 import os
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import embedding_bag
 
-from matrix_adagrad import ColumnAdaGrad, RowAdaGrad
+from matrix_adagrad import ColumnAdaGrad, Factored, MatrixMomentum, RowAdaGrad, RowMomentum
 from matrix_adagrad.domains import RowBalls
 from tests.interop.runs import assert_same_parameters, options_of, parameters
 
@@ -44,7 +50,31 @@ class Batches:
 
 
 def step_there(tables, index, upstream):
+    if len(tables.split_optimizer_states()[0]) == 2:
+        adam_there(tables, index, upstream)
+        return
     (tables(index.flatten(), torch.arange(0, index.numel() + 1, BAG)) * upstream).sum().backward()
+
+
+def adam_there(tables, index, upstream, rounded=float):
+    tables.iter += 1
+    beta1, beta2, t = rounded(tables.optimizer_args.beta1), rounded(tables.optimizer_args.beta2), tables.iter.item()
+    eps, decay, lr = tables.optimizer_args.eps, tables.optimizer_args.weight_decay, tables.get_learning_rate()
+    weights, features = [w.clone().requires_grad_() for w in tables.split_embedding_weights()], tables.feature_table_map
+    mode = tables.pooling_mode.name.lower()
+    if mode == "none":
+        out = torch.cat([weights[table][own.flatten()] for table, own in zip(features, index, strict=True)])
+    else:
+        bags = zip(features, index, strict=True)
+        out = torch.cat([embedding_bag(own, weights[table], mode=mode) for table, own in bags], 1)
+    (out * upstream).sum().backward()
+    for table, (m, v) in enumerate(tables.split_optimizer_states()):
+        rows = index[[feature == table for feature in features]].unique()
+        x, g = tables.split_embedding_weights()[table], weights[table].grad[rows]
+        m[rows] = beta1 * m[rows] + (1 - beta1) * g
+        v[rows] = beta2 * v[rows] + (1 - beta2) * g.square().mean(1)
+        scale = (v[rows] / (1 - rounded(beta2**t))).sqrt() + eps
+        x[rows] -= lr * (m[rows] / (1 - rounded(beta1**t)) / scale[:, None] + decay * x[rows])
 
 
 def step_here(modules, optimizer, index, upstream, pooled):
@@ -58,12 +88,19 @@ def step_here(modules, optimizer, index, upstream, pooled):
     optimizer.step()
 
 
+def place(fbgemm, kind):
+    if kind == fbgemm.EmbOptimType.PARTIAL_ROWWISE_ADAM:
+        return fbgemm.EmbeddingLocation.DEVICE, fbgemm.ComputeDevice.CUDA
+    return fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU
+
+
 def make_tables(fbgemm, features, pooling, widths, **options):
-    place = (fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
+    kind = fbgemm.EmbOptimType[options.pop("optimizer", "EXACT_ROWWISE_ADAGRAD")]
     made = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS[table], widths[table], *place) for table in range(max(features) + 1)],
+        [(ROWS[table], widths[table], *place(fbgemm, kind)) for table in range(max(features) + 1)],
         feature_table_map=features,
-        optimizer=fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        optimizer=kind,
+        device=torch.device("cpu"),
         pooling_mode=fbgemm.PoolingMode[pooling],
         weight_decay_mode=fbgemm.WeightDecayMode[options.pop("mode", "NONE")],
         **{"learning_rate": 0.1, "eps": 1e-3, **options},
@@ -74,6 +111,7 @@ def make_tables(fbgemm, features, pooling, widths, **options):
 
 
 L2, DECOUPLED = {"weight_decay": 0.3, "mode": "L2"}, {"weight_decay": 0.3, "mode": "DECOUPLE"}
+ADAM = {"optimizer": "PARTIAL_ROWWISE_ADAM"}
 RUNS = [
     ([0], "SUM", (16,), {}),
     ([0, 1, 2], "SUM", (8, 16, 4), {"eps": 0.3}),
@@ -84,6 +122,10 @@ RUNS = [
     ([0, 1], "NONE", (8, 8), {}),
     ([0, 1], "NONE", (8, 8), L2),
     ([0, 1], "NONE", (8, 8), DECOUPLED),
+    ([0], "SUM", (16,), ADAM),
+    ([0, 0, 1, 2], "MEAN", (8, 16, 4), {**ADAM, "beta1": 0.5, "beta2": 0.9, "eps": 0.3}),
+    ([0, 1], "SUM", (8, 4), {**ADAM, **DECOUPLED}),
+    ([0, 1], "NONE", (8, 8), {**ADAM, "beta1": 0.0}),
 ]
 
 
@@ -104,8 +146,14 @@ def test_fbgemms_run_goes_on_here_and_there_again(features, pooling, widths, opt
         else:
             step_there(tables, index, upstream)
     assert_same_parameters(tables.split_embedding_weights(), unbroken.split_embedding_weights())
-    for (state,), (expected,) in zip(tables.split_optimizer_states(), unbroken.split_optimizer_states(), strict=True):
-        torch.testing.assert_close(state, expected, rtol=1e-6, atol=0)
+    ends = zip(tables.split_optimizer_states(), unbroken.split_optimizer_states(), strict=True)
+    for (*averages, statistic), (*others, expected) in ends:
+        torch.testing.assert_close(statistic, expected, rtol=1e-6, atol=0)
+        if options.get("beta1") == 0:  # the average of gradients has no use there, and there is none here
+            continue
+        size = expected.sqrt()[:, None] + 1e-30
+        for average, other in zip(averages, others, strict=True):
+            torch.testing.assert_close(average / size, other / size, rtol=0, atol=1e-6)
     assert tables.iter.item() == unbroken.iter.item() == 12
     assert len({id(module) for module in modules}) == max(features) + 1
 
@@ -128,25 +176,30 @@ def test_fbgemms_tables_there_and_back_are_the_same_bit_for_bit(features, poolin
     taken = {module.weight.data_ptr() for module in modules}
     assert taken.isdisjoint(weight.data_ptr() for weight in tables.split_embedding_weights()), "weights are copies"
     for returned, original in zip(back.split_optimizer_states(), tables.split_optimizer_states(), strict=True):
-        assert torch.equal(returned[0], original[0])
-        assert returned[0].count_nonzero()
+        assert torch.equal(returned[-1], original[-1])
+        assert returned[-1].count_nonzero()
+        assert torch.equal(returned[0], original[0] if options.get("beta1") != 0 else torch.zeros_like(original[0]))
     for returned, original in zip(modules, again, strict=True):
         assert torch.equal(returned.weight, original.weight)
-        assert torch.equal(optimizer.state[returned.weight]["sum"], other.state[original.weight]["sum"])
-        assert optimizer.state[returned.weight]["step"] == other.state[original.weight]["step"] == 3
+        state, expected = optimizer.state[returned.weight], other.state[original.weight]
+        assert set(state) == set(expected)
+        assert all(torch.equal(state[key], expected[key]) for key in state)
+        assert state["step"] == 3
     numbers = ("lr", "eps", "weight_decay", "decoupled_weight_decay", "reduction")
+    numbers += ("betas",) * isinstance(optimizer, RowMomentum)
     assert options_of(optimizer, numbers) == options_of(other, numbers)
 
 
+@pytest.mark.parametrize("make", [partial(RowAdaGrad, initial_accumulator_value=0.5), RowMomentum, MatrixMomentum])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_a_run_from_here_goes_on_at_fbgemm_with_a_new_learning_rate(reduction, fbgemm):
+def test_a_run_from_here_goes_on_at_fbgemm_with_a_new_learning_rate(reduction, make, fbgemm):
     modules = [
         nn.EmbeddingBag(*w.shape, _weight=w.detach(), mode="sum", sparse=True, include_last_offset=True)
         for w in parameters([(30, 8), (20, 8)])
     ]
     dense = nn.Linear(3, 2)  # stays with its optimizer
     groups = [{"params": [modules[0].weight]}, {"params": [modules[1].weight]}, {"params": dense.parameters(), "lr": 1}]
-    optimizer = RowAdaGrad(groups, torch.tensor(0.2), reduction=reduction, eps=1e-3, initial_accumulator_value=0.5)
+    optimizer = make(groups, torch.tensor(0.2), reduction=reduction, eps=1e-3)
     batches = Batches([0, 1], (8, 8))
     for step in range(8):
         index, upstream = batches.next()
@@ -186,6 +239,8 @@ def test_fbgemm_ignores_weight_decay_of_pooled_tables_of_one_feature_and_it_is_r
         ({"optimizer": "EXACT_SGD"}, "optimizer=EXACT_SGD .* must be EXACT_ROWWISE_ADAGRAD"),
         ({"weights_precision": "FP16"}, "weights_precision=FP16 .* must be FP32"),
         ({"output_dtype": "FP16"}, "output_dtype=FP16 .* must be FP32"),
+        ({**ADAM, "gradient_clipping": True}, "gradient_clipping=True .* clip by hand"),
+        ({**ADAM, "optimizer_state_dtypes": {"momentum2": "BF16"}}, "momentum2=torch.bfloat16 .* torch.float32"),
     ],
     ids=str,
 )
@@ -195,11 +250,12 @@ def test_what_fbgemm_has_and_rows_have_not_is_refused(options, words, fbgemm):
         "weights_precision": fbgemm.SparseType,
         "output_dtype": fbgemm.SparseType,
     }
+    options = {"optimizer": "EXACT_ROWWISE_ADAGRAD", **options}
     given = {key: kinds[key][value] if key in kinds else value for key, value in options.items()}
-    spec = (8, 4, fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
-    tables = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
-        [spec], **{"optimizer": fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD, **given}
-    )
+    if "optimizer_state_dtypes" in given:
+        given["optimizer_state_dtypes"] = {"momentum2": fbgemm.SparseType.BF16}
+    spec = (8, 4, *place(fbgemm, given["optimizer"]))
+    tables = fbgemm.SplitTableBatchedEmbeddingBagsCodegen([spec], device=torch.device("cpu"), **given)
     with pytest.raises(ValueError, match=words):
         fbgemm.from_fbgemm(tables)
 
@@ -215,7 +271,13 @@ def bags(*widths, **options):
         (bags(4), ColumnAdaGrad, "geometry=column of table 0"),
         (bags(4), lambda w: RowAdaGrad(w, domain=RowBalls(100.0)), "domain=.* it never projects"),
         (bags(4), lambda w: RowAdaGrad(w, weight_decay=0.1), "weight_decay=0.1 .* ignores it"),
-        ([nn.Embedding(8, 4)], lambda w: RowAdaGrad(w, weight_decay=0.1), "decay all rows"),
+        ([nn.Embedding(8, 4)], lambda w: RowAdaGrad(w, weight_decay=0.1), "sparse=False .* dense gradients move all"),
+        ([nn.Embedding(8, 4)], RowMomentum, "sparse=False .* dense gradients move all rows"),
+        (bags(4), lambda w: RowMomentum(w, nesterov=True), "nesterov=True .* plain momentum"),
+        (bags(4), lambda w: RowMomentum(w, bias_correction=False), "bias_correction=False .* corrects both averages"),
+        (bags(4), lambda w: RowMomentum(w, weight_decay=0.1), "weight_decay=0.1 .* decoupled_weight_decay alone"),
+        (bags(4), lambda w: RowMomentum(w, eps=0), "eps=0 .* 0/0 is NaN there"),
+        (bags(4), lambda w: MatrixMomentum(w, geometry="entry"), "geometry=entry of table 0"),
         (bags(4), lambda w: RowAdaGrad(w, eps=0), "eps=0 .* 0/0 is NaN there"),
         (bags(6), RowAdaGrad, "4 must divide their width"),
         (bags(4, dtype=torch.float64), RowAdaGrad, "torch.float64 on cpu"),
@@ -236,7 +298,7 @@ def test_what_rows_have_and_fbgemm_has_not_is_refused(modules, make, words, fbge
         fbgemm.to_fbgemm(modules, make([module.weight for module in modules]))
 
 
-def test_features_of_one_table_that_are_apart_and_frozen_tables_are_refused(fbgemm):
+def test_features_of_one_table_that_are_apart_frozen_tables_and_other_types_are_refused(fbgemm):
     first, second = bags(4, 4)
     optimizer = RowAdaGrad([first.weight, second.weight])
     with pytest.raises(ValueError, match=r"tables \[0, 1, 0\]: FBGEMM needs those of one table next to each other"):
@@ -244,7 +306,46 @@ def test_features_of_one_table_that_are_apart_and_frozen_tables_are_refused(fbge
     second.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="requires_grad=False of table 1"):
         fbgemm.to_fbgemm([first, second], optimizer)
+    with pytest.raises(TypeError, match=r"Factored\(.* does not partition"):
+        fbgemm.to_fbgemm([first], MatrixMomentum([first.weight], geometry=Factored()))
     with pytest.raises(
         TypeError, match="tables must be an instance of SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"
     ):
         fbgemm.from_fbgemm(first)
+
+
+def test_tables_with_momentum_that_took_different_numbers_of_steps_are_refused(fbgemm):
+    first, second = bags(4, 4)
+    optimizer = RowMomentum([first.weight, second.weight], reduction="mean")
+    first(torch.tensor([[1, 2]])).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"taken \[1, 0\] steps, .* one number"):
+        fbgemm.to_fbgemm([first, second], optimizer)
+    assert fbgemm.to_fbgemm([first], optimizer).iter.item() == 1
+
+
+def test_tables_with_momentum_are_saved_and_loaded_by_fbgemm_itself(fbgemm):
+    """As from the CPU, where they were converted, to a GPU."""
+    tables, batches = make_tables(fbgemm, [0], "SUM", (16,), **ADAM), Batches([0], (16,))
+    for _ in range(3):
+        step_there(tables, *batches.next())
+    made, loaded = fbgemm.to_fbgemm(*fbgemm.from_fbgemm(tables)), make_tables(fbgemm, [0], "SUM", (16,), **ADAM)
+    loaded.load_state_dict(made.state_dict())
+    for own in (tables, loaded):
+        step_there(own, *Batches([0], (16,)).next())
+    assert torch.equal(loaded.split_embedding_weights()[0], tables.split_embedding_weights()[0])
+    assert loaded.iter.item() == 4
+
+
+def test_fbgemms_bias_correction_in_float32_changes_a_step_by_less_than_a_hundred_thousandth(fbgemm):
+    """Its kernel takes betas and their powers in float32, and 1 - 0.999 keeps four digits there."""
+    exact, single = (make_tables(fbgemm, [0], "SUM", (16,), **ADAM) for _ in range(2))
+    batches, largest = Batches([0], (16,)), 0.0
+    for _ in range(50):
+        batch, before = batches.next(), exact.split_embedding_weights()[0].clone()
+        single.split_embedding_weights()[0].copy_(before)
+        adam_there(exact, *batch)
+        adam_there(single, *batch, rounded=lambda number: torch.tensor(number).item())
+        moved, other = (tables.split_embedding_weights()[0] - before for tables in (exact, single))
+        largest = max(largest, ((other - moved).norm() / moved.norm()).item())
+    assert 1e-7 < largest < 1e-5

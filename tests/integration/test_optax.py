@@ -1,6 +1,7 @@
 """JAX: the transformations take the steps of the torch optimizers, and runs move between both."""
 
 import importlib
+import inspect
 import itertools
 import os
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from matrix_adagrad import Blocks, MatrixAdaGrad, MatrixMomentum
+from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent
 from matrix_adagrad.domains import Balls, Box, FrobeniusBall, RowBalls, RowProduct, RowSimplex
-from matrix_adagrad.geometry import Column, Partition, Row
+from matrix_adagrad.geometry import Column, Partition, Row, Unscaled
 from tests.domains.table import DOMAINS, SHAPE, draw, draw_scale
 from tests.integration import optax_runs as runs
+from tests.optim.own_geometries import FullRows, RowPlusColumn
 from tests.optim.table import GEOMETRIES
 from tests.optim.training import make_grads, make_params
 
@@ -39,7 +41,8 @@ class Parity(Partition):
         raise NotImplementedError
 
 
-KINDS = {"adagrad": (MatrixAdaGrad, ours.matrix_adagrad), "momentum": (MatrixMomentum, ours.matrix_momentum)}
+SCALED = {"adagrad": (MatrixAdaGrad, ours.matrix_adagrad), "momentum": (MatrixMomentum, ours.matrix_momentum)}
+KINDS = {**SCALED, "steepest": (SteepestDescent, ours.steepest_descent)}
 DECAYS = ({}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True})
 
 
@@ -52,14 +55,17 @@ def assert_same_steps(kind, params, tolerance, lr=0.1, compiled=False, **options
     transformation = alias(lr, **options)
     x, state = runs.train_jax(transformation, params, 4, jax.jit(transformation.update) if compiled else None)
     runs.assert_same(x, theirs, tolerance)
-    for name in state._fields[1:]:
-        runs.assert_same(getattr(state, name), [optimizer.state[p][name] for p in theirs], tolerance)
     assert int(state.count) == 4
+    expected = ours.from_torch(optimizer, {str(i): param for i, param in enumerate(theirs)})
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    for mine, other in zip(jax.tree.leaves(state[1:]), jax.tree.leaves(expected[1:]), strict=True):
+        if not getattr(options.get("geometry"), "derived", ()):  # eigenvectors have any sign
+            runs.assert_same({"0": mine}, [torch.from_numpy(np.array(other))], tolerance)
     return x
 
 
 @pytest.mark.parametrize("geometry", [*GEOMETRIES, Parity()], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCALED)
 def test_steps_are_those_of_the_torch_optimizer(kind, geometry):
     extra = [{}, {"initial_accumulator_value": 0.3}] if kind == "adagrad" else [{}, {"bias_correction": False}]
     params = make_params(torch.float32, ((6, 4), (5,)))
@@ -68,8 +74,103 @@ def test_steps_are_those_of_the_torch_optimizer(kind, geometry):
         assert_same_steps(kind, params, 1e-6, geometry=geometry, reduction=reduction, **decay, **own)
 
 
-@pytest.mark.parametrize("domain", DOMAINS, ids=repr)
+OWN = {
+    "adagrad": ({}, {"reduction": "mean", "weight_decay": 0.1}),
+    "momentum": (
+        {"nesterov": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
+        {"betas": (0.0, 0.9), "reduction": "mean"},
+        {"betas": (0.8, 0.9), "nesterov": True, "bias_correction": False},
+    ),
+}
+BATCHES = ((6, 4), (5,), (), (2, 4, 6))
+
+
+@pytest.mark.parametrize(
+    "geometry", [*map(Factored, ("product", "geometric", "minimum")), RowPlusColumn(), Row()], ids=repr
+)
+@pytest.mark.parametrize("kind", OWN)
+def test_steps_in_geometries_with_several_statistics_are_those_of_torch(kind, geometry):
+    for options in OWN[kind]:
+        params = make_params(torch.float32, BATCHES)
+        assert_same_steps(kind, params, 1e-6, geometry=geometry, compiled=True, **options)
+
+
+FULL = [Full("row"), Full("column"), Full("smaller"), Full("row", every=3), Full("column", block=3, every=2)]
+
+
+@pytest.mark.parametrize("geometry", FULL, ids=repr)
+@pytest.mark.parametrize("kind", OWN)
+def test_steps_in_a_full_metric_are_those_of_torch(kind, geometry):
+    """In float64: the inverse of a root multiplies the rounding errors of float32 by the root of their reciprocal."""
+    with jax.enable_x64(True):
+        for options in OWN[kind]:
+            params = make_params(torch.float64, BATCHES)
+            assert_same_steps(kind, params, 1e-6, geometry=geometry, compiled=True, **options)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_in_float32_a_full_metric_is_as_exact_as_in_torch(kind):
+    (cls, alias), geometry = KINDS[kind], Full("smaller")
+    params = make_params(torch.float64, ((6, 4), (2, 4, 6)))
+    exact, _ = runs.train_torch(cls, params, 4, geometry=geometry)
+    narrow = [param.detach().float() for param in params]
+    theirs, _ = runs.train_torch(cls, narrow, 4, geometry=geometry)
+    x, _ = runs.train_jax(alias(0.1, geometry), narrow, 4)
+    for mine, their, true in zip(x.values(), theirs, exact, strict=True):
+        errors = [np.abs(np.asarray(y, np.float64) - true.numpy(force=True)).max() for y in (mine, their.detach())]
+        assert errors[0] <= 2 * errors[1]
+
+
+def test_a_full_geometry_of_somebodys_own():
+    with jax.enable_x64(True):
+        assert_same_steps("adagrad", make_params(torch.float64, ((4, 6), (5,))), 1e-6, geometry=FullRows(), eps=1e-3)
+
+
+STEEPEST = (
+    {"nesterov": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    {"scale": None, "momentum": 0.0, "weight_decay": 0.1},
+    {"rescale": Row(), "rescale_beta": 0.5},
+    {"rescale": Column(), "scale": None, "nesterov": True},
+)
+
+
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, Spectral(), Spectral(steps=None)], ids=repr)
+def test_steepest_descent_is_that_of_torch(geometry):
+    """With Newton–Schulz in float64: each iteration multiplies rounding errors of small singular values by 3.4."""
+    floors = () if isinstance(geometry, Unscaled) else ({"floor": 0.3}, {"floor": 0.3, "rescale": Row()})
+    is_iterated = geometry == Spectral()
+    with jax.enable_x64(is_iterated):
+        for options in (*STEEPEST, *floors):
+            params = make_params(torch.float64 if is_iterated else torch.float32, BATCHES)
+            assert_same_steps("steepest", params, 1e-6, geometry=geometry, compiled=True, **options)
+
+
+def test_the_iterations_of_the_spectral_norm_have_a_dtype_and_coefficients():
+    params = make_params(torch.float32, ((6, 4), (2, 4, 6)))
+    narrow = Spectral(dtype=torch.bfloat16)
+    x, _ = runs.train_jax(ours.steepest_descent(0.1, narrow), params, 4)
+    theirs, _ = runs.train_torch(SteepestDescent, params, 4, geometry=narrow)
+    wide, _ = runs.train_jax(ours.steepest_descent(0.1, Spectral()), params, 4)
+    runs.assert_same(x, theirs, 1e-2)
+    assert max(float(jnp.abs(a - b).max()) for a, b in zip(x.values(), wide.values(), strict=True)) > 1e-5
+    cubic = Spectral(steps=3, coefficients=(1.5, -0.5, 0.0))
+    assert_same_steps("steepest", params, 1e-6, geometry=cubic)
+
+
 @pytest.mark.parametrize("kind", KINDS)
+def test_options_and_defaults_are_those_of_torch(kind):
+    cls, alias = KINDS[kind]
+    theirs = vars(cls.CONFIG())
+    shown = {name: option.default for name, option in inspect.signature(alias).parameters.items()}
+    assert shown.pop("learning_rate") is inspect.Parameter.empty
+    assert shown == {name: theirs[name] for name in shown}
+    of_torch_alone = {"lr", "maximize", "stochastic_rounding", "momentum_dtype", "capturable", "differentiable"}
+    of_torch_alone |= {"foreach", "fused", "project_start"}
+    assert set(cls.CONFIG.OPTIONS) - set(shown) == of_torch_alone & set(cls.CONFIG.OPTIONS)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=repr)
+@pytest.mark.parametrize("kind", SCALED)
 def test_steps_over_a_domain_are_those_of_the_torch_optimizer(kind, domain):
     start = [domain.project(draw(0, dtype=torch.float32))]
     others = itertools.cycle(itertools.product(("sum", "mean"), DECAYS))  # all of them come by
@@ -79,7 +180,7 @@ def test_steps_over_a_domain_are_those_of_the_torch_optimizer(kind, domain):
         assert domain.contains(torch.from_numpy(np.array(x["0"])))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCALED)
 def test_in_float64_steps_agree_to_its_precision(kind):
     with jax.enable_x64(True):
         options = {"geometry": Blocks(columns=2), "weight_decay": 0.1, "compiled": True}
@@ -88,7 +189,7 @@ def test_in_float64_steps_agree_to_its_precision(kind):
         assert_same_steps(kind, [FrobeniusBall(1.5).project(draw(0))], 1e-10, lr=0.5, **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCALED)
 def test_bfloat16_parameters_get_the_same_bits(kind):
     """Statistics are float32, and a parameter is rounded once a step; by entry no sum can be taken in another order."""
     params = make_params(torch.bfloat16, runs.SHAPES)
@@ -96,7 +197,7 @@ def test_bfloat16_parameters_get_the_same_bits(kind):
     assert_same_steps(kind, [Box(-0.5, 0.5).project(p) for p in params], 0.0, geometry="entry", domain=Box(-0.5, 0.5))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCALED)
 def test_complex_parameters_are_scaled_by_magnitudes(kind):
     params = make_params(torch.complex64, runs.SHAPES)
     for geometry in ("row", "entry"):
@@ -195,17 +296,26 @@ def test_a_domain_of_somebodys_own_is_refused_by_name():
 # ------------------------------------------------------------------------------------------------- from torch, and back
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_moves_from_torch_to_jax_and_back(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS),
+        ("adagrad", {"geometry": Factored()}),
+        ("momentum", {"geometry": Factored("minimum"), "betas": (0.0, 0.9)}),
+        ("steepest", {"geometry": Column(), "rescale": Row()}),
+    ],
+    ids=str,
+)
+def test_a_run_moves_from_torch_to_jax_and_back(kind, options):
     cls, alias = KINDS[kind]
     params = make_params(torch.float32, runs.SHAPES)
-    whole, _ = runs.train_torch(cls, params, 6)
-    half, optimizer = runs.train_torch(cls, params, 2)
+    whole, _ = runs.train_torch(cls, params, 6, **options)
+    half, optimizer = runs.train_torch(cls, params, 2, **options)
     tree = {str(i): param for i, param in enumerate(half)}
     x, state = runs.to_jax(half), ours.from_torch(optimizer, tree)
     assert int(state.count) == 2
     kept = jax.tree.map(np.array, state)
-    transformation = alias(0.1)
+    transformation = alias(0.1, **options)
     for t in (2, 3):
         updates, state = transformation.update(runs.to_jax(make_grads(params, t)), state, x)
         x = optax.apply_updates(x, updates)
@@ -228,6 +338,9 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     state = ours.matrix_adagrad(0.1, Column()).init(runs.to_jax(params))
     with pytest.raises(ValueError, match=r"has .* shape \(1, 4\), and this optimizer needs .* shape \(6, 1\)"):
         ours.to_torch(state, optimizer, {"0": table})
+    for transformation in (ours.row_momentum(0.1), ours.steepest_descent(0.1), ours.matrix_adagrad(0.1, Factored())):
+        with pytest.raises(ValueError, match="the saved state has .*, and MatrixAdaGrad has step, sum; nothing was"):
+            ours.to_torch(transformation.init(runs.to_jax(params)), optimizer, {"0": table})
     assert not optimizer.state
     for wrong in ({}, {"0": torch.nn.Parameter(torch.zeros(6, 4))}):
         with pytest.raises(ValueError, match="params must be all of the optimizer's own"):
@@ -240,7 +353,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     optimizer.step()
     with pytest.raises(ValueError, match="it has 2, and of 1 leaves 1 are among them"):
         ours.from_torch(optimizer, two[:1])
-    with pytest.raises(TypeError, match="optimizer must be a MatrixAdaGrad or a MatrixMomentum, got dict"):
+    with pytest.raises(TypeError, match="optimizer must be a MatrixAdaGrad, .* got dict"):
         ours.from_torch(optimizer.state_dict(), two)
     with pytest.raises(ValueError, match=r"have taken \[0, 1\] steps"):
         ours.from_torch(optimizer, two)

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from matrix_adagrad import Blocks
+from matrix_adagrad import Blocks, Factored, Full, Row, Spectral
 from matrix_adagrad.domains import Box, FrobeniusBall, RowBalls
 from tests.domains.table import draw
 from tests.integration import optax_runs as runs
@@ -27,6 +28,10 @@ ALIASES = {
     "momentum": ours.row_momentum(optax.cosine_decay_schedule(0.1, 10), decoupled_weight_decay=True, weight_decay=0.1),
     "scaling": optax.chain(ours.scale_by_matrix_adagrad("column"), optax.scale_by_learning_rate(0.1)),
     "domain": ours.matrix_momentum(0.1, "entry", domain=FrobeniusBall(1.0)),
+    "factored": ours.matrix_momentum(0.1, Factored(), betas=(0.0, 0.9), domain=FrobeniusBall(1.0)),
+    "full": ours.matrix_adagrad(0.1, Full("row", every=2)),
+    "muon": ours.steepest_descent(0.1, Spectral(), nesterov=True, rescale=Row(), weight_decay=0.1),
+    "direction": optax.chain(ours.scale_by_steepest_descent(floor=0.1), optax.scale_by_learning_rate(0.1)),
 }
 
 
@@ -81,6 +86,54 @@ def test_numbers_can_be_injected_and_changed():
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     scheduled = optax.inject_hyperparams(ours.row_adagrad)(learning_rate=optax.linear_schedule(1.0, 0.0, 10))
     assert float(scheduled.init(x).hyperparams["learning_rate"]) == 1.0
+
+
+@pytest.mark.parametrize("options", [{"floor": 0.1, "rescale": Row()}, {"geometry": Spectral()}], ids=str)
+def test_numbers_of_steepest_descent_can_be_injected(options):
+    params = make_params(torch.float32, ((6, 4), (5,)))
+    optimizer = optax.inject_hyperparams(ours.steepest_descent)(learning_rate=0.1, momentum=0.5, **options)
+    numbers = set(optimizer.init(runs.to_jax(params)).hyperparams)
+    assert numbers == {"learning_rate", "momentum", "floor", "rescale_beta", "weight_decay"}
+    mine, _ = runs.train_jax(optimizer, params, 2, jax.jit(optimizer.update))
+    expected, _ = runs.train_jax(ours.steepest_descent(0.1, momentum=0.5, **options), params, 2)
+    for a, b in zip(mine.values(), expected.values(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_scaling_is_what_the_optimizer_subtracts():
+    x, g = (jnp.array(draw(seed, (6, 4), torch.float32).numpy()) for seed in (0, 1))
+    for optimizer, scaling in (
+        (ours.matrix_adagrad(1.0, Factored()), ours.scale_by_matrix_adagrad(Factored())),
+        (ours.matrix_momentum(1.0, nesterov=True), ours.scale_by_matrix_momentum(nesterov=True)),
+        (ours.steepest_descent(1.0, Spectral()), ours.scale_by_steepest_descent(Spectral())),
+    ):
+        updates, _ = optimizer.update(g, optimizer.init(x), x)
+        scaled, _ = scaling.update(g, scaling.init(x))
+        np.testing.assert_array_equal(updates, -scaled)
+
+
+def test_roots_are_decomposed_only_in_the_steps_that_are_due():
+    x = jnp.array(draw(0, (6, 4), torch.float32).numpy())
+    optimizer, vectors = ours.matrix_adagrad(0.1, Full("smaller", every=3)), []
+    state = optimizer.init(x)
+    for t in range(5):
+        _, state = jax.jit(optimizer.update)(jnp.roll(x, t), state, x)
+        vectors.append(state.sum[2])
+    same = [bool((a == b).all()) for a, b in itertools.pairwise(vectors)]
+    assert same == [True, True, False, True]
+    jaxpr = str(jax.make_jaxpr(optimizer.update)(x, state, x))
+    assert jaxpr.count("= eigh[") == 1
+    assert jaxpr.index("= cond[") < jaxpr.index("= eigh[")
+
+
+def test_what_is_not_kept_is_none():
+    x = jnp.zeros((6, 4))
+    assert ours.matrix_momentum(0.1, Factored(), betas=(0.0, 0.9)).init(x).exp_avg is None
+    assert [v.shape for v in ours.matrix_adagrad(0.1, Factored()).init(x).sum] == [(6, 1), (1, 4), (1, 1)]
+    _, momentum_buffer, exp_avg_sq = ours.steepest_descent(0.1, Spectral(), momentum=0.0).init(x)
+    assert (momentum_buffer, exp_avg_sq) == (None, None)
+    with pytest.raises(ValueError, match="need an average of gradients"):
+        ours.row_momentum(0.1).update(x, ours.row_momentum(0.1, betas=(0.0, 0.9)).init(x))
 
 
 def test_trees_of_any_kind():
@@ -176,6 +229,7 @@ def test_accumulated_gradients_and_rejected_ones():
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from matrix_adagrad import Factored
 from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.interop.optax import matrix_momentum, row_adagrad
 
@@ -185,6 +239,7 @@ table = (np.random.default_rng(0).normal(size=(8, 6)) * np.logspace(-1, 1, 8)[:,
 for optimizer in (
     row_adagrad(0.1, domain=FrobeniusBall(1.0)),
     matrix_momentum(0.1, "column", weight_decay=0.1),
+    matrix_momentum(0.1, Factored(), betas=(0.0, 0.9)),
 ):
     @jax.jit
     def step(x, state):
@@ -199,9 +254,9 @@ for optimizer in (
         y = jax.device_put(table, NamedSharding(mesh, spec))
         others = optimizer.init(y)
         for _ in range(4):
-            statistics = others[-1]  # of the start, and then of each step
-            here, part = statistics.sharding.shard_shape(statistics.shape), y.sharding.shard_shape(table.shape)
-            assert here == tuple(min(pair) for pair in zip(statistics.shape, part)), (here, part, spec)
+            for statistic in jax.tree.leaves(others[-1]):  # of the start, and then of each step
+                here, part = statistic.sharding.shard_shape(statistic.shape), y.sharding.shard_shape(table.shape)
+                assert here == tuple(min(pair) for pair in zip(statistic.shape, part)), (here, part, spec)
             if others.count < 3:
                 y, others = step(y, others)
         for a, b in zip(jax.tree.leaves((x, state)), jax.tree.leaves((y, others))):
@@ -258,7 +313,48 @@ def test_what_does_not_fit_is_named():
         ours.column_momentum(lr=0.1)
 
 
-@pytest.mark.parametrize("name", ["", ".aliases", ".transforms", ".projections", ".convert"])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"momentum": 1.0}, ValueError, "momentum must be a number, at least 0 and less than 1, got 1.0"),
+        ({"floor": -1.0}, ValueError, "floor must be a finite number, at least 0, got -1.0"),
+        ({"scale": "max"}, ValueError, "scale must be 'rms' or None, got 'max'"),
+        ({"rescale": "row"}, TypeError, r"rescale must be a partition, such as Row\(\), or None, got 'row'"),
+        ({"domain": Box(0.0, 1.0)}, TypeError, "domain"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_of_steepest_descent_is_named(options, error, words):
+    with pytest.raises(error, match=words):
+        ours.steepest_descent(0.1, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ours.matrix_adagrad(0.1, Spectral()), r"Spectral\(\) has no scale .* use it in SteepestDescent"),
+        (lambda: ours.steepest_descent(0.1, Factored()), "has no direction of steepest descent"),
+        (lambda: ours.steepest_descent(0.1, Spectral(), floor=0.1), "leave floor=0, got 0.1"),
+        (lambda: ours.matrix_adagrad(0.1, Full(), domain=RowBalls(1.0)), "metric is not diagonal: leave domain=None"),
+        (lambda: ours.matrix_adagrad(0.1, Full(), initial_accumulator_value=1.0), "leave initial_accumulator_value=0"),
+    ],
+)
+def test_a_pair_that_makes_no_sense_is_refused_with_the_reason(make, words):
+    with pytest.raises(ValueError, match=rf"parameter \['table'\].*{words}"):
+        make().init({"table": jnp.zeros((4, 3))})
+
+
+def test_an_operator_without_a_counterpart_is_named():
+    from matrix_adagrad.interop.optax.tensors import JaxTensor
+
+    x = JaxTensor(jnp.ones((2, 2)))
+    with pytest.raises(NotImplementedError, match=r"torch's operator aten.median.* has no counterpart in JAX"):
+        x.median()
+    with pytest.raises(NotImplementedError, match=r"aten.mul_.Tensor has no counterpart"):
+        x[0].mul_(2)  # a view, whose array is its own
+
+
+@pytest.mark.parametrize("name", ["", ".aliases", ".transforms", ".tensors", ".projections", ".convert"])
 def test_the_examples_run(name):
     tested = doctest.testmod(importlib.import_module(f"matrix_adagrad.interop.optax{name}"))
     assert (tested.failed, tested.attempted > 0) == (0, True)

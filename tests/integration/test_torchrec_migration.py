@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad import Blocks, ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad, RowMomentum
+from matrix_adagrad import Blocks, ColumnAdaGrad, Factored, MatrixAdaGrad, RowAdaGrad, RowMomentum, SteepestDescent
 from matrix_adagrad.domains import RowBalls
 from tests.interop.runs import assert_bit_equal_states, assert_same_parameters, options_of, parameters, run
 
@@ -137,5 +137,20 @@ def test_what_is_not_here_is_refused(torchrec):
         torchrec.from_torchrec(torchrec.RowWiseAdagrad(parameters([(5, 3, 2)])))
     with pytest.raises(TypeError, match="optimizer must be an instance of RowWiseAdagrad, got Adagrad"):
         torchrec.from_torchrec(torch.optim.Adagrad(table()))
-    with pytest.raises(TypeError, match="optimizer must be an instance of MatrixAdaGrad, got RowMomentum"):
+    with pytest.raises(TypeError, match=r"Factored\(.* does not partition"):
+        torchrec.to_torchrec(MatrixAdaGrad(table(), geometry=Factored()))
+    with pytest.raises(TypeError, match="optimizer must be an instance of MatrixAdaGrad, got SteepestDescent"):
+        torchrec.to_torchrec(SteepestDescent(table()))
+
+
+def test_torchrecs_adam_by_row_is_a_name_for_fbgemms_and_moves_there(torchrec):
+    from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+    placeholder = torchrec.PartialRowWiseAdam(table(), lr=0.1)
+    assert optimizer_type_to_emb_opt_type(type(placeholder)).name == "PARTIAL_ROWWISE_ADAM"
+    with pytest.raises(NotImplementedError):
+        placeholder.step()
+    with pytest.raises(TypeError, match="PartialRowWiseAdam has neither .* use from_fbgemm"):
+        torchrec.from_torchrec(placeholder)
+    with pytest.raises(TypeError, match="PARTIAL_ROWWISE_ADAM: use to_fbgemm"):
         torchrec.to_torchrec(RowMomentum(table()))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import Adagrad
 
-from matrix_adagrad import Blocks, ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad, RowMomentum
+from matrix_adagrad import Blocks, ColumnAdaGrad, Factored, MatrixAdaGrad, RowAdaGrad, RowMomentum
 from matrix_adagrad.domains import RowBalls
 from matrix_adagrad.interop.adagrad import from_adagrad, to_adagrad
 from matrix_adagrad.interop.migration import regroup
@@ -225,5 +225,7 @@ def test_what_cannot_be_carried_over_is_refused_by_name(make, words):
 def test_other_optimizers_are_refused():
     with pytest.raises(TypeError, match="optimizer must be an instance of Adagrad, got SGD"):
         from_adagrad(torch.optim.SGD(a_parameter(), lr=0.1))
+    with pytest.raises(TypeError, match=r"Factored\(.* does not partition"):
+        to_adagrad(MatrixAdaGrad(a_parameter(), geometry=Factored(), reduction="mean"))
     with pytest.raises(TypeError, match="optimizer must be an instance of MatrixAdaGrad, got RowMomentum"):
         to_adagrad(RowMomentum(a_parameter()))

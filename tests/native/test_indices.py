@@ -8,7 +8,7 @@ import torch
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.bags.module import _SumBags
-from tests.optim.batches import GEOMETRIES, a_config, assert_equal, copied, fused, spread, state_of
+from tests.optim.batches import KINDS, a_config, assert_equal, copied, fused, spread, state_of
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
 
@@ -61,7 +61,7 @@ def assert_refused(grad, geometry):
     assert_equal(batch, before)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES[:4], ids=str)
+@pytest.mark.parametrize("geometry", KINDS, ids=str)
 @pytest.mark.parametrize("row", BAD_ROWS)
 @pytest.mark.parametrize("at", [0, COUNT // 2, COUNT - 1])
 def test_a_step_to_a_row_that_a_table_has_not_is_refused(geometry, row, at):
@@ -71,7 +71,7 @@ def test_a_step_to_a_row_that_a_table_has_not_is_refused(geometry, row, at):
 
 @pytest.mark.parametrize("offsets", BAD_OFFSETS.values(), ids=list(BAD_OFFSETS))
 def test_a_step_with_bags_that_do_not_go_through_their_rows_is_refused(offsets):
-    assert_refused(by_bags(rows(), offsets), GEOMETRIES[0])
+    assert_refused(by_bags(rows(), offsets), KINDS[0])
 
 
 def test_an_optimizer_that_did_not_look_refuses_too(monkeypatch):

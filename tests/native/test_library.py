@@ -75,8 +75,8 @@ def test_without_kernels_steps_run_on_torchs_operators_and_say_so_once(monkeypat
                 (x.grad,) = make_grads([x], t)
                 optimizer.step()
         assert [record.getMessage() for record in caplog.records] == [
-            "matrix-adagrad runs without its native kernels, on torch's operators: "
-            "they were not built: install from the sources, with a C compiler that knows OpenMP"
+            "matrix-adagrad runs on torch's operators, without its native kernels: "
+            "they were not built: install from source, with a C compiler that supports OpenMP"
         ]
         with pytest.raises(RuntimeError, match="fused=True needs the native kernels: .*; or leave fused=None"):
             RowAdaGrad([x], fused=True)
@@ -101,7 +101,7 @@ def test_a_library_that_cannot_be_loaded_is_as_none(monkeypatch, tmp_path):
 
 def test_a_library_with_another_interface_is_refused(monkeypatch):
     monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
-    with pytest.raises(OSError, match=r"it is of another version: its interface is number (\d+), not \d+: reinstall"):
+    with pytest.raises(OSError, match=r"it belongs to another version, with interface (\d+) instead of \d+: reinstall"):
         native.load.__wrapped__()
 
 
@@ -111,7 +111,7 @@ def test_a_library_with_other_fields_is_refused(monkeypatch):
         at = next(i for i in range(99) if names[i : i + 1] != others[i : i + 1])
         own, expected = names[at : at + 1] or ("no field",), others[at : at + 1] or ("no field",)
         monkeypatch.setattr(native, "TENSOR", others)
-        refusal = f"it is of another version: its tensor has {own[0]}, not {expected[0]}: reinstall"
+        refusal = f"it belongs to another version: its tensor has {own[0]}, not {expected[0]}: reinstall"
         with pytest.raises(OSError, match=refusal):
             native.load.__wrapped__()
 
@@ -125,13 +125,13 @@ def test_a_library_with_other_fields_is_refused(monkeypatch):
 )
 def test_a_library_that_lacks_an_option_or_has_another_is_refused(change, words, monkeypatch):
     monkeypatch.setattr(native, "_expected_config", change(native._expected_config))
-    with pytest.raises(OSError, match=f"it is of another version: {words}: reinstall"):
+    with pytest.raises(OSError, match=f"it belongs to another version: {words}: reinstall"):
         native.load.__wrapped__()
 
 
 def test_a_library_with_a_type_of_its_own_is_refused(monkeypatch):
     monkeypatch.delitem(native._FORMATS, "uint64_t")
-    with pytest.raises(OSError, match="it is of another version: its seed is of type uint64_t: reinstall"):
+    with pytest.raises(OSError, match="it belongs to another version: its seed has type uint64_t: reinstall"):
         native.load.__wrapped__()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from matrix_adagrad import Diagonal, Entry, Factored, Full, MatrixAdaGrad, Spectral
+from matrix_adagrad import Diagonal, Entry, Factored, Full, MatrixAdaGrad, Row, Spectral
 from matrix_adagrad.domains import Box, FrobeniusBall, RowBalls, RowSimplex, WholeSpace
 from matrix_adagrad.online import AdaGrad, Completion, EntryStream, Linear, MirrorDescent, RegretMeter, Solution
 from tests.domains.table import draw
@@ -50,6 +50,24 @@ def test_covers_meet_their_conditions_and_every_inequality_is_guaranteed(name, s
     for one in regret.inequalities:
         assert one.is_guaranteed
         assert one.holds, one.name
+
+
+@dataclass(frozen=True)
+class LargerRows(Row):
+    """Rows with more than the root as their scale."""
+
+    def scale(self, *statistics):
+        return 2 * super().scale(*statistics)
+
+
+def test_a_partition_with_a_scale_of_its_own_plays_in_it_and_has_the_bound_of_its_blocks():
+    game = GAMES["completion"]
+    regret = play(game, LargerRows())
+    assert regret.holds
+    assert regret[BOUND].is_guaranteed
+    assert regret.terms.geometry == LargerRows()
+    assert torch.allclose(regret.terms.values, 2 * regret.terms.roots, atol=1e-7)
+    assert regret.terms.roots.shape == Row().statistic_shape(game.shape)
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -229,8 +229,9 @@ def test_a_scheme_without_a_stabilizer_leaves_out_the_bounds_that_have_it():
             self.delta = math.nan
 
         def observe(self, grad):
-            self.squares = self._geometry.statistic(grad) + (0 if self.squares is None else self.squares)
-            return Scaled(self.squares.sqrt() + 1e-6, "row")
+            squares = self._geometry.statistic(grad) + (0 if self.squares is None else self.squares[0])
+            self.squares = (squares,)
+            return Scaled(squares.sqrt() + 1e-6, "row")
 
     game = GAMES["linear"]
     x1 = torch.zeros(6, 4, dtype=torch.float64)

@@ -5,14 +5,17 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
-from matrix_adagrad.geometry import Blocks, Column, Entry, Geometry, Row, Whole, wide_dtype
+from matrix_adagrad.geometry import Blocks, Column, Entry, Factored, Geometry, Partition, Row, Whole, wide_dtype
 from matrix_adagrad.native.matrices import NotCoveredError
-from matrix_adagrad.optim.step.config import MatrixAdaGradConfig, MatrixMomentumConfig
-from matrix_adagrad.optim.step.dispatch import NATIVE, REFERENCE, SPARSE
+from matrix_adagrad.optim.step.config import MatrixAdaGradConfig, MatrixMomentumConfig, SteepestConfig
+from matrix_adagrad.optim.step.dispatch import NATIVE, REFERENCE, SPARSE, STEEPEST
 from matrix_adagrad.optim.step.update import Update
 from tests.optim.training import assert_bitwise
 
-GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Blocks(rows=1, columns=2))
+FACTORED = (Factored(), Factored("geometric"), Factored("minimum"))
+KINDS = (Row(), Column(), Entry(), Whole(), *FACTORED)  # that have a kernel of their own
+PARTITIONS = (*KINDS[:4], Blocks(rows=2), Blocks(columns=2), Blocks(rows=1, columns=2))
+GEOMETRIES = (*PARTITIONS, *FACTORED)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # One unit in the last place of a narrow parameter, and what sums in another order differ by.
 TOLERANCE = {
@@ -25,17 +28,24 @@ sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65, 130, 5
 
 
 @st.composite
-def configs(draw, geometries=GEOMETRIES):
+def configs(draw, geometries=GEOMETRIES, families=("adagrad", "momentum", "steepest"), floors=(0.0, 0.0, 0.5)):
     options = {
         "geometry": draw(st.sampled_from(geometries)),
-        "reduction": draw(st.sampled_from(["sum", "mean"])),
         "lr": draw(st.sampled_from([0.1, 1e-3])),
-        "eps": draw(st.sampled_from([0.0, 1e-10, 0.1])),
         "weight_decay": draw(st.sampled_from([0.0, 0.0, 0.1])),
         "decoupled_weight_decay": draw(st.booleans()),
         "maximize": draw(st.booleans()),
     }
-    if draw(st.booleans()):
+    has_norm = isinstance(options["geometry"], Partition)
+    family = draw(st.sampled_from([family for family in families if has_norm or family != "steepest"]))
+    if family == "steepest":
+        options |= {"scale": draw(st.sampled_from(["rms", None])), "floor": draw(st.sampled_from(floors))}
+        return SteepestConfig(momentum=draw(st.sampled_from([0.9, 0.5, 0.0])), nesterov=draw(st.booleans()), **options)
+    options |= {
+        "reduction": draw(st.sampled_from(["sum", "mean"])),
+        "eps": draw(st.sampled_from([0.0, 1e-10, 0.1])),
+    }
+    if family == "adagrad":
         return MatrixAdaGradConfig(**options)
     betas = draw(st.sampled_from([(0.9, 0.99), (0.0, 0.5), (0.5, 0.0)]))
     flags = {"bias_correction": draw(st.booleans()), "nesterov": draw(st.booleans())}
@@ -77,7 +87,7 @@ class Batch(list):
 
     @property
     def statistics(self):
-        return [update.statistics[0] for update in self]
+        return [v for update in self for v in update.statistics]
 
     def replaced(self, change):
         """With other tensors of full size, and other statistics."""
@@ -98,11 +108,14 @@ def state_of(params, grads, config):
     for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
         wide = wide_dtype(param.dtype)
         average = torch.zeros_like(param, dtype=wide) if config.keeps_average else None
-        statistic = torch.zeros(geometry.statistic_shape(param.shape), dtype=wide)
-        divisor = geometry.members(param.shape) if config.reduction == "mean" else 1
+        is_steepest = isinstance(config, SteepestConfig)
+        shapes = () if is_steepest else geometry.statistic_shapes(param.shape)
+        statistics = tuple(torch.zeros(shape, dtype=wide) for shape in shapes)
+        members = geometry.entries(param.shape) if config.reduction == "mean" else (1,) * len(statistics)
+        divisors = tuple(max(1, number) for number in members)
         stream = number + 1 if config.stochastic_rounding else 0
-        update = Update(param, grad, average, (statistic,), torch.zeros(()), geometry, (max(1, divisor),), stream)
-        batch.append(update if grad.is_sparse else update.viewed())
+        update = Update(param, grad, average, statistics, torch.zeros(()), geometry, divisors, stream)
+        batch.append(update if grad.is_sparse or is_steepest else update.viewed())
     return batch
 
 
@@ -120,11 +133,11 @@ def described(batch, config):
 
 
 def reference(batch, config):
-    REFERENCE.step(batch, config)
+    (STEEPEST if isinstance(config, SteepestConfig) else REFERENCE).step(batch, config)
 
 
 def sparse(batch, config):
-    SPARSE.step(batch, config)
+    (STEEPEST if isinstance(config, SteepestConfig) else SPARSE).step(batch, config)
 
 
 def copied(batch):
@@ -142,7 +155,8 @@ def _with_gaps(x):
 
 
 def written(batch):
-    return [*batch.params, *batch.averages, *batch.statistics, *(update.step for update in batch)]
+    statistics = [statistic for update in batch for statistic in update.statistics]
+    return [*batch.params, *batch.averages, *statistics, *(update.step for update in batch)]
 
 
 def assert_close(batch, expected):
@@ -156,8 +170,8 @@ def assert_equal(batch, expected):
 
 
 @st.composite
-def batches(draw):
-    config, dtype = draw(configs()), draw(st.sampled_from(DTYPES))
+def batches(draw, **choices):
+    config, dtype = draw(configs(**choices)), draw(st.sampled_from(DTYPES))
     params, grads = [], []
     for seed in range(draw(st.integers(1, 3))):
         m, n = 2 * draw(sizes), 2 * draw(sizes)
@@ -166,7 +180,9 @@ def batches(draw):
     return state_of(params, grads, config), config
 
 
-def a_config(geometry: Geometry, betas=None, bias_correction=False, **options):
+def a_config(geometry: Geometry, betas=None, bias_correction=False, momentum=None, **options):
+    if momentum is not None:
+        return SteepestConfig(geometry=geometry, lr=0.1, momentum=momentum, **options)
     given = {"geometry": geometry, "lr": 0.1, "eps": 1e-10, **options}
     if betas is None:
         return MatrixAdaGradConfig(**given)

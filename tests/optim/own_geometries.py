@@ -24,6 +24,24 @@ class RowPlusColumn(Diagonal):
 
 
 @dataclass(frozen=True)
+class SumOfPartitions(Diagonal):
+    """The same from the partitions alone."""
+
+    statistics, partitions = ("row", "column"), (Row(), Column())
+
+    def scale(self, row, column):
+        return (row + column).sqrt()
+
+
+@dataclass(frozen=True)
+class RelativeToMean(SumOfPartitions):
+    """s_ij = √(r_i c_j / mean r): the scale of an entry depends on all rows."""
+
+    def scale(self, row, column):
+        return (row * column / row.mean()).sqrt()
+
+
+@dataclass(frozen=True)
 class FullRows(Geometry):
     """The paper's ψ_C with a full metric H = (Σ GGᵀ)^½: m² numbers."""
 

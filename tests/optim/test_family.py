@@ -1,11 +1,14 @@
 """Known optimizers are pairs of a geometry and a family: the rows of docs/family.md that need torch alone."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import Parameter
 
+import matrix_adagrad
 from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Row, Whole
 
 SHAPES = [(6, 4), (4, 8), (3, 4, 6)]
@@ -118,3 +121,46 @@ def test_full_and_adagrad_is_one_sided_shampoo():
         values, vectors = torch.linalg.eigh(products)
         hand -= 0.1 * vectors @ torch.diag(1 / (values.clamp(min=0).sqrt() + 1e-3)) @ vectors.T @ g
     torch.testing.assert_close(x.detach(), hand, rtol=1e-7, atol=1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(heading):
+    """The rows of the table in a section of the page, as lists of cells."""
+    section = (ROOT / "docs" / "family.md").read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
+
+
+def code_in(cell):
+    return re.findall("`(.*?)`", cell)
+
+
+def value_of(code, **names):
+    return eval(code.translate(str.maketrans({"·": "*", "²": "**2", "₂": "2"})), vars(matrix_adagrad) | names)
+
+
+@pytest.mark.parametrize("row", rows_of("Who is who"), ids=lambda row: row[0])
+def test_the_pairs_of_the_page_keep_what_it_says(row):
+    _, geometries, pair, keeps, _ = row
+    (m, n), b, (family, *options) = (6, 4), 3, code_in(pair)
+    sizes = [value_of(size, m=m, n=n, b=b) for size in keeps.split(" or ")]
+    for i, geometry in enumerate(code_in(geometries)):
+        x = start((m, n))
+        options_here = ", ".join([f"geometry={geometry}", *options])
+        optimizer = value_of(f"{family}([x], lr=0.1, {options_here})", x=x, b=b, β2=0.99)
+        train(optimizer, x)
+        kept = [value.numel() for key, value in optimizer.state[x].items() if key != "step"]
+        assert sum(kept) == sizes[i % len(sizes)]
+
+
+def test_every_pair_of_the_page_names_tests_that_exist():
+    files = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    tests = set(re.findall(r"^def (test_\w+)\(", "\n".join(files), flags=re.MULTILINE))
+    named = {name: set(code_in(cell)) for name, _, cell in rows_of("Equal to the originals")}
+    assert list(named) == [name for name, *_ in rows_of("Who is who")]
+    for name, own in named.items():
+        assert own, name
+        assert own <= tests, name

@@ -7,17 +7,19 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, native
-from matrix_adagrad.geometry import Blocks, Entry, Row
+from matrix_adagrad.geometry import Blocks, Column, Entry, Factored, Partition, Row
 from matrix_adagrad.native.matrices import NotCoveredError
+from matrix_adagrad.optim.step.config import SteepestConfig
 from tests.optim.batches import (
     DTYPES,
-    GEOMETRIES,
+    FACTORED,
+    KINDS,
     LAYOUTS,
     a_config,
     assert_close,
@@ -52,6 +54,16 @@ def test_a_dense_step_is_that_of_the_reference(case):
     assert_close(batch, other)
 
 
+FAMILIES = {"adagrad": {}, "momentum": {"betas": (0.9, 0.99)}, "steepest": {"momentum": 0.9, "nesterov": True}}
+every_pair = pytest.mark.parametrize(
+    ("geometry", "family"),
+    [
+        pytest.param(geometry, options, id=f"{geometry}-{family}")
+        for geometry in (*KINDS[:4], Factored())  # the other ways to combine: drawn above
+        for family, options in FAMILIES.items()
+        if family != "steepest" or isinstance(geometry, Partition)  # others have no norm
+    ],
+)
 SHAPES = [
     (1_000_000, 3),
     (3, 200_000),
@@ -65,13 +77,12 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES[:4], ids=str)
+@every_pair
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("momentum", [False, True])
 @pytest.mark.parametrize(("dtype", "layout"), [(torch.float32, "contiguous"), (torch.bfloat16, "transposed")])
-def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape, momentum, dtype, layout):
+def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape, family, dtype, layout):
     x, g = (LAYOUTS[layout](spread(shape, seed, dtype)) for seed in (0, 1))
-    config = a_config(geometry, betas=(0.9, 0.99) if momentum else None)
+    config = a_config(geometry, **family)
     batch = state_of([x], [g], config)
     expected, ends = copied(batch), []
     for threads in (1, 2, 3, 7):
@@ -83,6 +94,98 @@ def test_large_tensors_too_and_the_bits_do_not_depend_on_threads(geometry, shape
         assert_equal(end, ends[0])
 
 
+# -------------------------------------------------------------------------------------- scales from rows and columns
+
+
+BATCH_LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "every other matrix": lambda x: torch.stack([x, x], 1)[:, 0],
+    "matrices side by side": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+}
+BATCH_SHAPES = [
+    *[(1, 4, 6), (3, 5, 1), (4, 1, 9), (40, 64, 65), (2, 600, 500), (3, 2, 9000)],
+    *[(2, 0, 5), (3, 4, 0), (0, 3, 4)],
+]
+
+
+@given(
+    *(st.sampled_from(BATCH_SHAPES), configs(FACTORED), st.sampled_from(DTYPES)),
+    *[st.sampled_from(sorted(BATCH_LAYOUTS))] * 2,
+)
+def test_matrices_of_a_batch_are_stepped_one_by_one(shape, config, dtype, layout, layout_of_grad):
+    x = BATCH_LAYOUTS[layout](spread(shape, 0, dtype))
+    batch = state_of([x], [BATCH_LAYOUTS[layout_of_grad](spread(shape, 1, dtype))], config)
+    alone, expected = copied(batch), copied(batch)
+    for _ in range(2 if dtype.itemsize > 2 else 1):  # a narrow entry may be rounded apart in every step
+        try:
+            with_threads(2, lambda: fused(batch, config))
+        except NotCoveredError:
+            assert 0 in shape
+            return
+        with_threads(1, lambda: fused(alone, config))
+        reference(expected, config)
+    assert_equal(batch, alone)
+    assert_close(batch, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 1), (2, 3, 4, 5)])
+@pytest.mark.parametrize("geometry", FACTORED, ids=str)
+def test_statistics_of_empty_matrices_fade_and_several_dimensions_are_one_batch(geometry, shape):
+    config = a_config(geometry, betas=(0.9, 0.5))
+    batch = state_of([spread(shape, 0, torch.float32)], [spread(shape, 1, torch.float32)], config)
+    for statistic in batch[0].statistics:
+        statistic += 1
+    expected = copied(batch)
+    fused(batch, config)
+    reference(expected, config)
+    assert_close(batch, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)  # bfloat16 rows go by pairs
+def test_sums_of_rows_and_columns_have_the_bits_of_the_partitions(dtype):
+    x, g = (spread((700, 900), seed, dtype) for seed in (0, 1))
+    kept = {}
+    for geometry in (Factored(), Row(), Column()):
+        batch = state_of([x.clone()], [g], a_config(geometry))
+        fused(batch, a_config(geometry))
+        kept[geometry] = batch[0].statistics
+    assert_bitwise(kept[Factored()][:2], [*kept[Row()], *kept[Column()]])
+
+
+@pytest.mark.parametrize("geometry", FACTORED, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_a_factored_scale_is_where_the_reference_has_it(geometry, value):
+    config, g = a_config(geometry), torch.ones(40, 70)
+    g[7, 33] = value
+    batch = state_of([torch.zeros(40, 70)], [g], config)
+    expected = copied(batch)
+    fused(batch, config)
+    reference(expected, config)
+    torch.testing.assert_close(written(batch), written(expected), rtol=1e-5, atol=0, equal_nan=True)
+
+
+def test_matrices_of_a_batch_round_by_numbers_of_their_own():
+    x = torch.ones(2, 100, 64, dtype=torch.bfloat16)
+    config = a_config(Factored(), lr=0.3 * 2**-7, eps=0.0, stochastic_rounding=True)
+    batch = state_of([x], [torch.full_like(x, -1)], config)
+    fused(batch, config)
+    first, second = (batch.params[0].float() - 1) * 2**7
+    assert {*first.unique().tolist()} == {*second.unique().tolist()} == {0.0, 1.0}
+    assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.1
+
+
+def test_a_factored_statistic_with_gaps_is_left_to_torchs_operators():
+    config = a_config(Factored())
+    (update,) = batch = state_of([torch.ones(6, 4)], [torch.ones(6, 4)], config)
+    update.statistics = (torch.zeros(6, 2)[:, :1], *update.statistics[1:])
+    with pytest.raises(NotCoveredError, match="have gaps in memory"):
+        fused(batch, config)
+
+
+# -------------------------------------------------------------------------------------------------- widths of registers
+
+
 @pytest.fixture(name="library")
 def _library():
     yield native.load()
@@ -92,15 +195,14 @@ def _library():
 ANYWHERE, AVX2, AVX512 = range(3)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES[:4], ids=str)
+@every_pair
 @pytest.mark.parametrize("shape", [(37, 100), (300, 64), (9, 5000), (103, 9000), (3, 20_000), (50, 1)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("momentum", [False, True])
-def test_the_bits_do_not_depend_on_the_width_of_registers(geometry, shape, dtype, momentum, library):
+def test_the_bits_do_not_depend_on_the_width_of_registers(geometry, shape, dtype, family, library):
     x, g = (spread(shape, seed, dtype) for seed in (0, 1))
     x.view(-1)[::17] = 0
     x.view(-1)[5], g.view(-1)[11] = float("nan"), float("inf")
-    config = a_config(geometry, betas=(0.9, 0.99) if momentum else None)
+    config = a_config(geometry, **family)
     batch, ends = state_of([x], [g], config), []
     for width in (ANYWHERE, AVX2, AVX512):  # where the CPU has it
         library.matrix_adagrad_use_at_most(width)
@@ -125,7 +227,8 @@ def with_threads(threads, call):
 
 @st.composite
 def sparse_batches(draw):
-    config, dtype = draw(configs(GEOMETRIES[:4])), draw(st.sampled_from(DTYPES))
+    config, dtype = draw(configs(KINDS, floors=(0.0,))), draw(st.sampled_from(DTYPES))
+    assume(not isinstance(config, SteepestConfig) or config.geometry in (Row(), Entry()))  # or else it is made dense
     m, n = draw(st.sampled_from([(1, 5), (2, 1), (5, 3000), (300, 8), (300, 64), (5000, 65), (70_000, 3)]))
     count = draw(st.sampled_from([0, 1, 2, 7, 100, 5000 if n < 1000 else 100]))
     x = LAYOUTS[draw(layouts)](spread((m, n), 0, dtype))
@@ -345,7 +448,7 @@ def test_an_empty_parameter_with_a_statistic_with_gaps_touches_nothing_else():
 
 def test_a_small_gradient_joins_a_large_average_without_being_swallowed():
     """As torch's lerp: with a tiny β₁ the average is the last gradient, whatever came before."""
-    for geometry in GEOMETRIES[:4]:
+    for geometry in KINDS:
         x, optimizer = stepped(geometry=geometry, betas=(1e-30, 0.5))
         x.grad = torch.full_like(x, 1e8)
         optimizer.step()

@@ -4,8 +4,23 @@ import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad import Blocks, Entry, MatrixAdaGrad, MatrixMomentum, Row, geometry_groups
+from matrix_adagrad import (
+    Blocks,
+    Entry,
+    MatrixAdaGrad,
+    MatrixMomentum,
+    Row,
+    Spectral,
+    SteepestDescent,
+    geometry_groups,
+    state_bytes,
+)
 from matrix_adagrad.geometry import as_geometry
+from matrix_adagrad.text import size
+
+
+def linear(*sizes):
+    return nn.Linear(*sizes, bias=False)
 
 
 class Block(nn.Module):
@@ -78,8 +93,8 @@ def test_explain_prints_parameter_shape_geometry_scales_and_reason(capsys):
         "0.weight   100 × 8  row          100  a table: each row is an item",
         "1.weight   3 × 8    row            3  the last linear layer, taken for the output head",
         "1.bias     3        entry          3  a vector: it has no rows",
-        "106 scales for 827 parameters",
-        "state, in numbers: MatrixAdaGrad 106 (424 B) or MatrixMomentum 933 (3.73 kB); AdamW 1,654 (6.62 kB)",
+        "total      827                   106",
+        "state: MatrixAdaGrad 436 B or MatrixMomentum 3.74 kB; AdamW 6.63 kB",
     ]
 
 
@@ -91,9 +106,42 @@ def test_explain_says_what_an_optimizer_keeps(cls, dtype, capsys):
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
     optimizer.step()
-    kept = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
-    numbers, nbytes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
-    assert f"{cls.__name__} {numbers:,} ({nbytes / 1000:.3g} kB)" in capsys.readouterr().out.splitlines()[-1]
+    assert f"{cls.__name__} {size(state_bytes(optimizer))}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_explain_folds_layers_that_differ_in_their_number_alone(capsys):
+    class Mixture(nn.Module):
+        """Every other layer has experts, and the last layer is frozen."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.ModuleDict({"up": linear(4, 6)}) for _ in range(12)])
+            for layer in self.layers[::2]:
+                layer["experts"] = nn.ModuleList([linear(6, 6) for _ in range(3)])
+            self.layers[11].requires_grad_(False)
+
+    geometry_groups(Mixture(), explain=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "parameter                                    shape  geometry  scales  reason",
+        "layers.{0…10}.up.weight × 11                 6 × 4  entry        264  a hidden matrix",
+        "layers.{0,2,…,10}.experts.{0…2}.weight × 18  6 × 6  entry        648  a hidden matrix",
+        "layers.11.up.weight                          6 × 4  entry          0  a hidden matrix (frozen)",
+        "total                                        912                 912",
+        "state: MatrixAdaGrad 3.76 kB or MatrixMomentum 7.41 kB; AdamW 7.41 kB",
+    ]
+
+
+def test_explain_names_the_one_family_that_takes_the_groups(capsys):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    optimizer = SteepestDescent(geometry_groups(model, {"0.weight": Spectral()}, explain=True))
+    optimizer.init_state()
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.startswith(f"state: SteepestDescent {state_bytes(optimizer)} B; AdamW ")
+
+
+def test_a_layer_that_is_used_many_times_names_the_other_places_in_short(capsys):
+    geometry_groups(nn.ModuleList([linear(4, 4)] * 6), explain=True)
+    assert "(tied: {1…5}.weight)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -233,10 +281,8 @@ def test_frozen_parameters_are_named_and_have_no_state(capsys):
     geometry_groups(model, explain=True)
     table = capsys.readouterr().out.splitlines()
     assert table[1].endswith("(frozen)")
-    assert table[-2:] == [
-        "6 scales for 27 parameters",
-        "state, in numbers: MatrixAdaGrad 6 (24 B) or MatrixMomentum 33 (132 B); AdamW 54 (216 B)",
-    ]
+    assert table[-2].split() == ["total", "27", "6"]
+    assert table[-1] == "state: MatrixAdaGrad 32 B or MatrixMomentum 140 B; AdamW 224 B"
 
 
 def test_groups_that_cannot_be_made_name_the_parameter():

@@ -15,6 +15,7 @@ from matrix_adagrad import (
     RowAdaGrad,
     RowMomentum,
     geometry_groups,
+    matrix_optimizer,
     step_in_backward,
 )
 from matrix_adagrad.advisor import Probe
@@ -30,6 +31,7 @@ OPTIMIZERS = {
             RowMomentum([*model.hidden.parameters(), *model.head.parameters(), model.unused]),
         ]
     ),
+    "whole model": lambda model: matrix_optimizer(model, lr=0.02, weight_decay=0.1),
     "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.1, foreach=True),
 }
 

@@ -5,10 +5,23 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrizations, parametrize
 
-from matrix_adagrad import Batched, Entry, MatrixMomentum, Row, geometry_groups, muon_with_rows
+from matrix_adagrad import (
+    Batched,
+    Entry,
+    Factored,
+    MatrixMomentum,
+    Row,
+    Spectral,
+    SteepestDescent,
+    geometry_groups,
+    matrix_optimizer,
+    state_bytes,
+)
 from matrix_adagrad.geometry import Column
+from matrix_adagrad.text import size
 
 
 class Named(nn.Module):
@@ -104,6 +117,16 @@ ZOO = {
     "biases with a dimension to spare": (
         lambda: Named(layer=Named(weight=(5, 8, 16), bias=(5, 1, 16)), gains=Named(g=(6, 1, 1))),
         *(set(), set(), {"layer.weight"}, {"layer.bias", "gains.g"}),
+    ),
+    "positions of patches and of windows": (
+        lambda: Named(
+            patches=nn.Conv2d(3, 8, 4),
+            pos_embed=(1, 17, 8),
+            wpe=(9, 8),
+            layer=Named(bias_table=(25, 2), pos_emb=(9, 8)),
+            out=linear(8, 5),
+        ),
+        *({"pos_embed", "wpe", "layer.bias_table", "layer.pos_emb"}, {"out.weight"}, {"patches.weight"}, set()),
     ),
     "a table of vectors that is next to no batch": (lambda: Named(memory=(4, 16)), set(), set(), {"memory"}, set()),
     "a convolutional net": (
@@ -248,15 +271,31 @@ def test_lean_has_a_scale_for_each_row_of_each_matrix(specimen):
             assert scales == math.prod(param.shape[:-1])
 
 
-def test_muon_has_the_hidden_matrices_and_no_vector(specimen):
+def test_hidden_matrices_are_spectral_tables_and_heads_factored_without_average_and_the_rest_is_adam(specimen):
     model, expected = specimen
-    optimizer = muon_with_rows(model, weight_decay=0.1)
+    optimizer = matrix_optimizer(model, weight_decay=0.1)
+    convolutions = {param for module in model.modules() if isinstance(module, _ConvNd) for param in module.parameters()}
     for part in optimizer.optimizers:
         for group in part.param_groups:
             for name, param in zip(group["param_names"], group["params"], strict=True):
-                kind = expected.get(name, "vector")
-                assert isinstance(part, torch.optim.Muon) == (kind == "matrix" and param.dim() == 2)
+                kind, geometry = expected.get(name, "vector"), group["geometry"]
+                is_spectral = kind == "matrix" and param not in convolutions
+                assert isinstance(part, SteepestDescent) == (geometry == Spectral()) == is_spectral
+                assert (geometry == Factored()) == (kind in ("table", "head"))
+                assert is_spectral or (group["betas"][0] == 0) == (kind in ("table", "head"))
                 assert group["weight_decay"] == (0.0 if kind == "vector" else 0.1)
+
+
+def test_all_take_a_step_and_keep_what_the_table_says(specimen, capsys):
+    model, _ = specimen
+    optimizer = matrix_optimizer(model, explain=True)
+    total = capsys.readouterr().out.splitlines()[-1]
+    before = {param: param.detach().clone() for param in model.parameters() if param.requires_grad}
+    for param in before:
+        param.grad = torch.randn(param.shape)
+    optimizer.step()
+    assert f" {size(state_bytes(optimizer))} " in total
+    assert all(param.isfinite().all() and not torch.equal(param, start) for param, start in before.items())
 
 
 def test_experts_are_scaled_row_by_row_of_each_and_balanced_by_entry():
@@ -266,18 +305,9 @@ def test_experts_are_scaled_row_by_row_of_each_and_balanced_by_entry():
     assert by["lean"]["block.b1"][1] == by["balanced"]["block.w1"][1] == Entry()
 
 
-@pytest.mark.parametrize(("rows", "numbers"), [("momentum", 4 * 8 * 16 + 4 * 8), ("adagrad", 4 * 8)])
-def test_beside_muon_experts_have_a_scale_a_row_instead_of_one_an_entry(rows, numbers):
+def test_a_rule_may_have_experts_by_entry():
     model = Named(block=experts())
-    optimizer = muon_with_rows(model, rows=rows)
-    optimizer.init_state()
-    kept = sum(value.numel() for value in optimizer.state[model.block.w1].values() if value.dim())
-    assert kept == numbers
-
-
-def test_a_rule_may_have_experts_by_entry_beside_muon():
-    model = Named(block=experts())
-    _, rest = muon_with_rows(model, rules={"*.w?": "entry"}).optimizers
+    _, rest = matrix_optimizer(model, rules={"*.w?": "entry"}).optimizers
     assert isinstance(rest, MatrixMomentum)
     assert {str(group["geometry"]) for group in rest.param_groups} == {"entry"}
 

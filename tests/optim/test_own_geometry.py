@@ -3,16 +3,17 @@
 import copy
 import io
 import shutil
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import Parameter
 
-from matrix_adagrad import Geometry, MatrixAdaGrad, MatrixMomentum, geometry_groups
+from matrix_adagrad import Blocks, Factored, Geometry, MatrixAdaGrad, MatrixMomentum, Row, geometry_groups
 from matrix_adagrad.domains import FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.online import AdaGrad, Adversarial, MirrorDescent, RegretMeter, Solution
-from tests.optim.own_geometries import FullRows, RowPlusColumn
+from tests.optim.own_geometries import FullRows, RelativeToMean, RowPlusColumn, SumOfPartitions
 from tests.optim.training import assert_bitwise, assert_same, make_grads, make_params, train
 
 SHAPES = [(6, 4), (4, 7), (5,)]
@@ -150,7 +151,7 @@ def test_sparse_gradients_take_the_dense_step(cls, geometry):
 @every_class
 @pytest.mark.parametrize("domain", [RowBalls(0.4), NonNegative()], ids=str)
 def test_all_rows_that_a_sparse_gradient_moves_are_projected(cls, domain):
-    """With momentum, or weight decay, rows move that the gradient does not touch."""
+    """It names no partitions. With momentum, or weight decay, rows move that the gradient does not touch."""
     table = nn.Embedding(6, 4, sparse=True, _weight=domain.project(make_params(shapes=[(6, 4)])[0].detach()))
     optimizer = make(cls, RowPlusColumn(), lr=0.5, domain=domain, maximize=True, weight_decay=0.1)(table.parameters())
     for rows in ([1, 2, 2], [0, 5], [3]):
@@ -171,7 +172,7 @@ def test_all_rows_that_a_sparse_gradient_moves_are_projected(cls, domain):
         ({"measure": lambda _, g: g.square()}, "Wrong.measure must return a tuple of 2 tensors, for .'row', 'column'."),
         (
             {"measure": lambda _, g: (g.square().sum(1), g.square().sum(0))},
-            r"Wrong.measure gave real tensors of the shapes \(\(6,\), \(4,\)\), and statistic_shapes says \(\(6, 1\)",
+            r"Wrong.measure gave tensors of the shapes \(\(6,\), \(4,\)\), and statistic_shapes says \(\(6, 1\)",
         ),
         ({"scale": lambda _, row, column: row.T + column.T}, "broadcast"),
     ],
@@ -275,3 +276,30 @@ def test_the_step_of_the_theory_is_that_of_the_optimizer():
         optimizer.step()
         learner.update(x.grad)
     assert_same([x], [learner.x], rtol=1e-12, atol=1e-14)
+
+
+@dataclass(frozen=True)
+class RowsSoFar(SumOfPartitions):
+    """The scale of a row depends on the rows above it."""
+
+    def scale(self, row, column):
+        return (row.cumsum(0) + column).sqrt()
+
+
+@dataclass(frozen=True)
+class Clipped(SumOfPartitions):
+    """A geometry that measures something else than its partitions say."""
+
+    def measure(self, g):
+        return super().measure(g.clamp(-1, 1))
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (1, 4), (3, 1), (2, 3, 4)], ids=str)
+def test_statistics_are_sharded_as_their_partitions_if_scales_combine_entry_by_entry(shape):
+    for geometry in (Factored(), Factored("geometric"), Factored("minimum"), SumOfPartitions(), Row(), Blocks(rows=1)):
+        assert geometry.sharded_as(shape) == geometry.partitions
+
+
+@pytest.mark.parametrize("geometry", [RelativeToMean(), RowsSoFar(), Clipped(), RowPlusColumn(), FullRows()], ids=str)
+def test_other_geometries_need_the_whole_gradient(geometry):
+    assert geometry.sharded_as((6, 4)) == ()

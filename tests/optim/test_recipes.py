@@ -1,13 +1,20 @@
 """One optimizer for a whole model: Muon's steps, factored scales without an average, and Adam's steps, by kind."""
 
+import copy
+import functools
 import io
+import re
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from matrix_adagrad import Factored, MatrixMomentum, Row, Spectral, SteepestDescent, matrix_optimizer, state_bytes
+from matrix_adagrad.checkpoints import Checkpoints
+from matrix_adagrad.text import size
 from tests.optim.training import assert_bitwise, make_grads
 
 
@@ -123,22 +130,41 @@ def test_state_bytes_count_everything_that_is_kept():
     assert state_bytes(adamw) == 4 * (2 * sum(param.numel() for param in model.parameters()) + parameters)
 
 
-def test_the_table_says_where_a_parameter_goes_and_what_is_kept(capsys):
-    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8), nn.Linear(8, 3, bias=False))
-    optimizer = matrix_optimizer(model, explain=True)
+def test_the_table_says_where_a_parameter_goes_and_what_is_kept_there_and_by_adamw(capsys):
+    body = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+    model = nn.ModuleDict({"words": nn.Embedding(100, 8), "h": body, "head": nn.Linear(8, 3, bias=False)})
+    matrix_optimizer(model, explain=True)
     assert capsys.readouterr().out.splitlines() == [
-        "parameter  shape    optimizer              geometry                     scales  reason",
-        "0.weight   100 × 8  MatrixMomentum (β₁=0)  Factored(combine='product')     109  a table: each row is an item",
-        "1.weight   8 × 8    SteepestDescent        Spectral()                        0  a hidden matrix",
-        "1.bias     8        MatrixMomentum         entry                             8  a vector: it has no rows",
-        "2.weight   3 × 8    MatrixMomentum (β₁=0)  Factored(combine='product')      12  "
-        "the last linear layer, taken for the output head",
-        "129 scales for 896 parameters",
-        "state, in numbers: SteepestDescent 64 (256 B) + MatrixMomentum (β₁=0) 121 (484 B) + MatrixMomentum 16 (64 B) "
-        "= 201 (804 B); AdamW 1,792 (7.17 kB)",
+        "parameter           shape    optimizer             geometry      state    AdamW  reason",
+        "words.weight        100 × 8  MatrixMomentum, β₁=0  Factored()    440 B   6.4 kB  a table: each row is an item",
+        "h.{0…2}.weight × 3  8 × 8    SteepestDescent       Spectral()    780 B  1.55 kB  a hidden matrix",
+        "h.{0…2}.bias × 3    8        MatrixMomentum        entry         204 B    204 B  a vector: it has no rows",
+        "head.weight         3 × 8    MatrixMomentum, β₁=0  Factored()     52 B    196 B  an output head, by its name",
+        "total               1,040                                      1.48 kB  8.35 kB  18% of AdamW's state",
     ]
-    optimizer.init_state()
-    assert state_bytes(optimizer) == 804 + 4 * 4  # and the step counters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"rules": "lean"}, {"betas": (0.0, 0.9), "momentum": 0.0}], ids=str)
+def test_the_total_of_the_table_is_what_is_kept(options, dtype, capsys):
+    model = Network(tied=False).to(dtype)
+    model.norm.requires_grad_(False)
+    optimizer = matrix_optimizer(model, explain=True, **options)
+    adamw = AdamW(model.parameters())
+    for param in model.parameters():
+        param.grad = torch.ones_like(param) if param.requires_grad else None
+    optimizer.step()
+    adamw.step()
+    *_, total = capsys.readouterr().out.splitlines()
+    kept, compared = state_bytes(optimizer), state_bytes(adamw)
+    assert re.search(rf"  {size(kept)} +{size(compared)}  {kept / compared:.0%} of AdamW's state$", total)
+
+
+def test_a_model_without_memory_is_explained_too(capsys):
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(1000)))
+    matrix_optimizer(model, explain=True)
+    assert "{0…998}.weight × 999  4096 × 4096     SteepestDescent " in capsys.readouterr().out
 
 
 def test_a_run_goes_on_from_a_file_with_the_same_bits():
@@ -189,11 +215,145 @@ def test_lean_takes_convolutions_by_channel():
     assert owners(matrix_optimizer(Network(), rules="lean"))["conv.weight"] == (MatrixMomentum, Row(), 0.9)
 
 
+def test_one_geometry_for_all_leaves_nothing_to_steepest_descent():
+    found = owners(matrix_optimizer(Network(), rules=Row()))
+    assert {owner[:2] for owner in found.values()} == {(MatrixMomentum, Row())}
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        (nn.Embedding(5, 2), [MatrixMomentum]),
+        (nn.LayerNorm(5), [MatrixMomentum]),
+        (nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 3, bias=False))}), [SteepestDescent]),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), [SteepestDescent, MatrixMomentum]),
+    ],
+)
+def test_an_optimizer_without_parameters_is_left_out(model, parts):
+    assert [type(part) for part in matrix_optimizer(model).optimizers] == parts
+
+
+@pytest.mark.parametrize("wrapped", [nn.DataParallel, functools.partial(torch.compile, backend="eager")])
+def test_a_wrapped_model_has_the_groups_of_the_model(wrapped):
+    model = Network()
+    assert owners(matrix_optimizer(wrapped(model))) == owners(matrix_optimizer(model))
+
+
+def test_options_reach_the_optimizer_that_they_are_for():
+    optimizer = matrix_optimizer(Network(), momentum=0.8, betas=(0.7, 0.9), maximize=True, weight_decay=0.1)
+    hidden, *rest = optimizer.param_groups
+    assert (hidden["momentum"], hidden["nesterov"], hidden["scale"]) == (0.8, True, "rms")
+    assert {group["name"]: group["betas"] for group in rest} == {
+        "table": (0.0, 0.9),
+        "vector": (0.7, 0.9),
+        "matrix": (0.7, 0.9),  # the convolution
+    }
+    assert all(group["maximize"] and group["decoupled_weight_decay"] for group in optimizer.param_groups)
+
+
+def test_each_kind_may_have_a_rate_of_its_own():
+    rates = {"lr": 0.1, "tables_lr": 0.2, "heads_lr": 0.3, "vectors_lr": 0.4}
+    groups = matrix_optimizer(Network(tied=False), **rates).param_groups
+    found = {(group["name"], str(group["geometry"])[:8]): group["lr"] for group in groups}
+    assert found == {
+        ("matrix", "spectral"): 0.1,
+        ("table", "factored"): 0.2,
+        ("head", "factored"): 0.3,
+        ("vector", "entry"): 0.4,
+        ("matrix", "entry"): 0.4,  # the convolution
+    }
+
+
+def test_heads_have_the_rate_of_tables_unless_told_otherwise():
+    groups = matrix_optimizer(Network(tied=False), tables_lr=0.2).param_groups
+    assert {group["lr"] for group in groups if group["name"] in ("table", "head")} == {0.2}
+
+
+# ------------------------------------------------------------------------------------------------ where it is used
+
+
+SCHEDULES = {
+    "LambdaLR": lambda optimizer: LambdaLR(optimizer, lambda t: 1 / (t + 1)),
+    "OneCycleLR": lambda optimizer: OneCycleLR(
+        optimizer, [float(group["lr"]) for group in optimizer.param_groups], total_steps=10, cycle_momentum=False
+    ),
+    "CosineAnnealingLR": lambda optimizer: CosineAnnealingLR(optimizer, 10),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["number", "tensor"])
+def test_a_schedule_keeps_the_ratios_of_the_rates(lr, name):
+    optimizer = matrix_optimizer(Network(tied=False), lr=lr, heads_lr=0.03)
+    before = [float(group["lr"]) for group in optimizer.param_groups]
+    schedule = SCHEDULES[name](optimizer)
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+    after = [float(group["lr"]) for group in optimizer.param_groups]
+    factors = [mine / start for mine, start in zip(after, before, strict=True)]
+    assert factors == pytest.approx([factors[0]] * len(factors))
+    assert factors[0] != pytest.approx(1.0)
+
+
+def test_a_scaler_unscales_everything_and_skips_the_whole_step():
+    model, twin = Network(), Network()
+    optimizer, plain = matrix_optimizer(model), matrix_optimizer(twin)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))  # of a loss: it makes its scale with the first one
+    for t, spoiled in enumerate((False, True, False)):
+        scale = scaler.get_scale()
+        for mine, theirs, grad in zip(
+            model.parameters(), twin.parameters(), make_grads(list(model.parameters()), t), strict=True
+        ):
+            mine.grad, theirs.grad = grad * scale, grad
+        if spoiled:
+            model.norm.bias.grad[0] = float("inf")
+        else:
+            plain.step()
+        scaler.step(optimizer)
+        scaler.update()
+    assert_bitwise(list(model.parameters()), list(twin.parameters()))
+
+
+def test_hooks_run_once_a_step():
+    model, seen = Network(), []
+    optimizer = matrix_optimizer(model)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    step(model, [optimizer], steps=1)
+    assert seen == ["before", "after"]
+
+
+def test_torchs_checkpoints_and_ours_hold_all_of_it(tmp_path):
+    model = Network()
+    optimizer = matrix_optimizer(model)
+    step(model, [optimizer])
+    Checkpoints(tmp_path, model, optimizer).save(3)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    step(model, [optimizer], first=3)
+    for resume in (
+        lambda model, optimizer: Checkpoints(tmp_path, model, optimizer).resume(),
+        lambda model, optimizer: (model.load_state_dict(weights), set_optimizer_state_dict(model, optimizer, saved)),
+    ):
+        other = Network()
+        resumed = matrix_optimizer(other, lr=1.0)
+        resume(other, resumed)
+        step(other, [resumed], first=3)
+        assert_bitwise(list(other.parameters()), list(model.parameters()))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"betta": 1}, TypeError, "matrix_optimizer got an unknown option 'betta'"),
         ({"table_lr": 0.1}, TypeError, "did you mean 'tables_lr'"),
+        ({"head_lr": 0.1}, TypeError, "did you mean 'heads_lr'"),
+        ({"rows": "adagrad"}, TypeError, "unknown option 'rows': it has "),
+        ({"lr": float("nan")}, ValueError, "^lr must be a finite number, at least 0, .* got nan"),
+        ({"lr": torch.ones(2)}, ValueError, "^lr must be .* a tensor with one such element, got tensor"),
+        ({"heads_lr": -1.0}, ValueError, "heads_lr must be a finite number, at least 0, .* got -1.0"),
         ({"tables_lr": -1.0}, ValueError, "tables_lr must be a finite number, at least 0, .* got -1.0"),
         ({"vectors_lr": "x"}, TypeError, "vectors_lr must be a finite number, at least 0, .* got 'x'"),
         ({"lr": "x"}, TypeError, "^lr must be a finite number, at least 0, .* got 'x'"),

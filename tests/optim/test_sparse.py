@@ -1,5 +1,7 @@
 """Sparse gradients: the rows of a batch, whatever their order and number."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,8 @@ from torch.optim import SparseAdam
 
 from benchmarks.measure import peak_extra_bytes
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
-from matrix_adagrad.geometry import Blocks, Column, Entry, Row, Whole
+from matrix_adagrad.domains import RowBalls
+from matrix_adagrad.geometry import Batched, Blocks, Column, Diagonal, Entry, Factored, Row, Whole
 from matrix_adagrad.optim.step import dispatch
 from tests.optim.table import TABLE
 from tests.optim.training import assert_bitwise, assert_same, make_params, train
@@ -26,7 +29,11 @@ def backend(request):
 
 
 ROWS, WIDTH = 12, 4
-GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=3), Blocks(columns=2), Blocks(rows=3, columns=2))
+FACTORED = (Factored(), Factored("geometric"), Factored("minimum"))
+GEOMETRIES = (
+    *(Row(), Column(), Entry(), Whole(), Blocks(rows=3), Blocks(columns=2), Blocks(rows=3, columns=2)),
+    *FACTORED,
+)
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)
 batches = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=8), min_size=1, max_size=4)
@@ -64,7 +71,7 @@ def test_adagrad_takes_the_same_steps_as_with_dense_gradients_in_every_geometry(
     ends = [walk(lambda p: MatrixAdaGrad(p, geometry=geometry, **options), batches, dense=d) for d in (False, True)]
     (x, state), (y, dense_state) = ends
     assert_same([x], [y], rtol=1e-11, atol=1e-12)
-    assert_same([state["sum"], state["step"]], [dense_state["sum"], dense_state["step"]], rtol=1e-12, atol=0)
+    assert_same([*state.values()], [*dense_state.values()], rtol=1e-12, atol=0)
 
 
 @given(st.sampled_from(GEOMETRIES), st.sampled_from([MatrixAdaGrad, MatrixMomentum]), st.booleans(), st.booleans())
@@ -73,7 +80,8 @@ def test_where_every_row_is_touched_sparse_is_dense_with_decay_and_momentum_too(
     options = {"weight_decay": 0.1, "decoupled_weight_decay": decoupled, "maximize": maximize, "geometry": geometry}
     (x, state), (y, dense_state) = (walk(lambda p: cls(p, **options), rows, dense=d) for d in (False, True))
     assert_same([x], [y], rtol=1e-11, atol=1e-12)
-    assert_same([state[cls.STATISTIC]], [dense_state[cls.STATISTIC]], rtol=1e-12, atol=0)
+    statistics = [key for key in state if key.startswith(cls.STATISTIC)]
+    assert_same([state[key] for key in statistics], [dense_state[key] for key in statistics], rtol=1e-12, atol=0)
 
 
 @given(batches)
@@ -87,6 +95,60 @@ def test_momentum_of_untouched_rows_is_lazy(batches):
         )
     )
     assert_same([x], [y], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("geometry", FACTORED, ids=str)
+def test_averages_of_touched_rows_and_of_all_columns_take_a_step(geometry):
+    beta2, g = 0.5, sparse_grad([3, 7, 3], 0)
+    (x,) = make_params(shapes=[(ROWS, WIDTH)])
+    optimizer = MatrixMomentum([x], geometry=geometry, betas=(0.0, beta2))
+    x.grad = sparse_grad(list(range(ROWS)), 1)
+    optimizer.step()
+    before = {key: value.clone() for key, value in optimizer.state[x].items()}
+    x.grad = g
+    optimizer.step()
+    squares, touched = g.to_dense().square(), torch.tensor([3, 7])
+    for key, dims in {"row": 1, "column": 0, "whole": (0, 1)}.items():
+        if (name := f"exp_avg_sq_{key}") not in before:
+            continue
+        expected = beta2 * before[name] + (1 - beta2) * squares.sum(dims, keepdim=True)
+        if key == "row":  # lazy: an untouched row keeps its average
+            expected = before[name].index_copy(0, touched, expected[touched])
+        assert_same([optimizer.state[x][name]], [expected], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(ROWS, 1), (ROWS, 70), (1, 5), (ROWS, 3, 4)])
+@pytest.mark.parametrize("geometry", [*FACTORED, Batched(Row())], ids=str)
+def test_rows_of_a_table_and_matrices_of_a_batch_can_be_sparse(geometry, shape):
+    index = [[i % shape[0] for i in batch] for batch in ([1, 5, 1], [0])]
+    (x, state), (y, dense_state) = (
+        walk(lambda p: MatrixAdaGrad(p, geometry=geometry), index, dense=d, shape=shape) for d in (False, True)
+    )
+    assert_same([x], [y], rtol=1e-11, atol=1e-12)
+    assert_same([*state.values()], [*dense_state.values()], rtol=1e-12, atol=0)
+
+
+@dataclass(frozen=True)
+class RowPlusColumn(Diagonal):
+    """√(r_i + c_j), as a user would write it."""
+
+    statistics, partitions = ("row", "column"), (Row(), Column())
+
+    def scale(self, row, column):
+        return (row + column).sqrt()
+
+
+@pytest.mark.parametrize("shape", [(ROWS, WIDTH), (ROWS, 2, 3)])
+def test_a_geometry_of_ones_own_that_names_its_partitions_steps_the_touched_rows(shape):
+    (x, state), (y, dense_state) = (
+        walk(lambda p: MatrixAdaGrad(p, geometry=RowPlusColumn()), [[1, 5, 1], [0]], dense=d, shape=shape)
+        for d in (False, True)
+    )
+    assert_same([x], [y], rtol=1e-11, atol=1e-12)
+    assert_same([*state.values()], [*dense_state.values()], rtol=1e-12, atol=0)
+    x, _ = walk(lambda p: MatrixMomentum(p, geometry=RowPlusColumn()), [list(range(ROWS)), [1]], dense=False)
+    once, _ = walk(lambda p: MatrixMomentum(p, geometry=RowPlusColumn()), [list(range(ROWS))], dense=False)
+    assert (x == once).all(1).tolist() == [i != 1 for i in range(ROWS)]
 
 
 @every_entrant
@@ -173,11 +235,13 @@ def test_stochastic_rounding_of_touched_rows_is_unbiased():
     assert (moved.mean() - 0.999).abs() < 5 * moved.std() / 100
 
 
-def test_the_work_grows_with_the_batch_and_not_with_the_table():
+@pytest.mark.parametrize("geometry", [Row(), Factored()], ids=str)
+@pytest.mark.parametrize("domain", [None, RowBalls(1.0)], ids=str)
+def test_the_work_grows_with_the_batch_and_not_with_the_table(geometry, domain):
     peaks = []
     for rows in (1000, 100_000):
         x = Parameter(torch.zeros(rows, 8))
-        optimizer = RowAdaGrad([x])
+        optimizer = MatrixAdaGrad([x], geometry=geometry, domain=domain)
         optimizer.init_state()
         x.grad = sparse_grad([5, 1, 5, 9], 0, (rows, 8), torch.float32)
         peaks.append(peak_extra_bytes(optimizer.step)[0])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from matrix_adagrad import Batched, Blocks, Column, Entry, Factored, Full, Row, Spectral, SteepestDescent, Whole
+from matrix_adagrad import Batched, Blocks, Column, Entry, Factored, Full, Row, Spectral, SteepestDescent, Whole, native
 
 GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(2, 3), Batched(Row()), Spectral(steps=None))
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -175,6 +175,93 @@ def test_sparse_gradients_move_touched_rows_alone():
     moved = (table.weight.detach() - before).norm(dim=1)
     torch.testing.assert_close(moved[[3, 5]], torch.ones(2))
     assert (moved[[0, 1, 2, 4, 6, 7, 8, 9]] == 0).all()
+
+
+# ------------------------------------------------------------------------------------------------- the native kernels
+
+BY_BLOCK = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Blocks(columns=2), Batched(Row()))
+needs_kernels = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
+
+
+@needs_kernels
+@pytest.mark.parametrize("geometry", BY_BLOCK, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"scale": None}, {"nesterov": True}, {"momentum": 0.0}, {"floor": 0.5}, {"maximize": True}),
+        *({"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+        {"floor": 0.9, "nesterov": True, "maximize": True, "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_the_kernels_take_the_step_of_torchs_operators(geometry, options):
+    native_x, native_optimizer = trained(geometry, fused=True, **options)
+    x, optimizer = trained(geometry, fused=False, **options)
+    torch.testing.assert_close(native_x, x, rtol=1e-12, atol=1e-13)
+    (native_state,), (state,) = native_optimizer.state.values(), optimizer.state.values()
+    torch.testing.assert_close(native_state, state, rtol=1e-12, atol=1e-13)
+
+
+@needs_kernels
+def test_many_tensors_are_one_call_of_the_kernels(monkeypatch):
+    params = [Parameter(torch.ones(3, 4)) for _ in range(20)] + [Parameter(torch.ones(5)) for _ in range(20)]
+    optimizer, calls = SteepestDescent(params), []
+    kernel = native.load().matrix_adagrad_step
+    monkeypatch.setattr(native.load(), "matrix_adagrad_step", lambda *given: calls.append(given[1]) or kernel(*given))
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        calls.clear()
+        optimizer.step()
+    assert [count for count in calls if count == 40] == [40]
+
+
+@needs_kernels
+@pytest.mark.parametrize("edit", [{"floor": 0.9}, {"scale": None}, {"momentum": 0.0}, {"nesterov": True}], ids=str)
+@pytest.mark.parametrize("geometry", [Row(), Entry()], ids=str)
+def test_options_that_are_edited_between_steps_count_from_the_next_one(edit, geometry):
+    ends = []
+    for fused in (True, False):
+        _, optimizer = trained(geometry, fused=fused)
+        optimizer.param_groups[0].update(edit)
+        (param,) = optimizer.param_groups[0]["params"]
+        param.grad = gradients((4, 6), 5)[-1] * torch.logspace(0, 4, 4).double()[:, None]
+        optimizer.step()
+        ends.append(param.detach())
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-13)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"geometry": Spectral()}, "Spectral is not a partition"),
+        ({"rescale": Row()}, "rescale is for torch's operators"),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_do_not_cover_is_refused_if_they_are_asked_for(options, words):
+    x = Parameter(torch.ones(3, 4))
+    x.grad = torch.ones_like(x)
+    with pytest.raises(RuntimeError, match=f"fused=True is not possible here: {words}.*; leave fused=None"):
+        SteepestDescent([x], fused=True, **options).step()
+    SteepestDescent([x], **options).step()
+
+
+@needs_kernels
+@pytest.mark.parametrize("geometry", ["row", "entry"])
+def test_sparse_gradients_reach_the_kernels_too(geometry):
+    ends = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        table = nn.Embedding(10, 4, sparse=True)
+        optimizer = SteepestDescent(table.parameters(), geometry=geometry, weight_decay=0.1, fused=fused)
+        for rows in ([3, 5, 3], [5], [0, 9]):
+            table.zero_grad()
+            table(torch.tensor(rows)).square().sum().backward()
+            optimizer.step()
+        ends.append([table.weight.detach(), optimizer.state[table.weight]["momentum_buffer"]])
+    torch.testing.assert_close(*ends)
 
 
 def test_vectors_move_by_entry_unless_the_geometry_is_whole():

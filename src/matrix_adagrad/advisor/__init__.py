@@ -1,7 +1,7 @@
 """Measures a model while it trains, and recommends a geometry for each parameter, with reasons."""
 
 from matrix_adagrad.advisor.advise import Advice, advise
-from matrix_adagrad.advisor.candidates import Candidate, lrs_around
+from matrix_adagrad.advisor.candidates import Candidate, lrs_around, make_candidate
 from matrix_adagrad.advisor.plan import ParameterChoice, Plan
 from matrix_adagrad.advisor.probe import Probe
 from matrix_adagrad.advisor.probe_report import ProbeReport
@@ -27,5 +27,6 @@ __all__ = [
     "Task",
     "advise",
     "lrs_around",
+    "make_candidate",
     "race",
 ]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 
 from matrix_adagrad.advisor.advise import Advice
-from matrix_adagrad.advisor.candidates import FAMILIES
 from matrix_adagrad.advisor.probe_report import ProbeReport
 from matrix_adagrad.advisor.race_result import HEADINGS, Outcome, RaceResult
 from matrix_adagrad.advisor.summary import GEOMETRIES, ParameterSummary, Spread
@@ -46,17 +45,16 @@ def document(advice: Advice) -> Document:
 
 def _plan(advice: Advice) -> Section:
     plan = advice.plan
-    optimizer = FAMILIES[plan.family].optimizer.__name__
     rows = []
     for choice in plan.choices:
-        counts = f"{choice.value.scales(choice.shape):,}", f"{math.prod(choice.shape):,}"
+        counts = f"{choice.scales:,}", f"{math.prod(choice.shape):,}"
         rows.append((choice.name, shape_text(choice.shape), choice.geometry, *counts, choice.reason))
     entries = sum(math.prod(choice.shape) for choice in plan.choices)
     return Section(
         "plan",
         "The plan",
         (
-            f"`{optimizer}(plan.groups(model), lr=plan.lr)` uses it; the plan is saved next to this page.",
+            "`plan.optimizer(model)` uses it; the plan is saved next to this page.",
             f"It keeps {plan.scales:,} scales for {entries:,} weights ({plan.scales / max(1, entries):.2%}). The race "
             "decides: of the candidates that are level with the best, the plan takes the one with the least state. The "
             "reasons come from the probe.",
@@ -65,7 +63,8 @@ def _plan(advice: Advice) -> Section:
             Table(
                 "choices",
                 "A geometry for each parameter",
-                "The geometry says which entries share a scale: those of a row, of a column, all of them, or none. "
+                "The geometry says which entries share a scale: those of a row, of a column, all of them, or none. In "
+                "“factored”, each entry has one from its row and its column; “spectral” has none. "
                 "“Agree” is explained with the probe's numbers below.",
                 ("parameter", "shape", "geometry", "scales", "entries", "why"),
                 tuple(rows),

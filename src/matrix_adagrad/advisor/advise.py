@@ -11,7 +11,15 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from matrix_adagrad.advisor.candidates import FAMILIES, Candidate, distinct, geometries_by_layer, make_candidate
+from matrix_adagrad.advisor.candidates import (
+    FAMILIES,
+    RACED,
+    Candidate,
+    distinct,
+    geometries_by_layer,
+    geometries_by_recipe,
+    make_candidate,
+)
 from matrix_adagrad.advisor.errors import AdvisorValueError
 from matrix_adagrad.advisor.plan import ParameterChoice, Plan
 from matrix_adagrad.advisor.probe import Probe
@@ -67,7 +75,7 @@ class Advice:
 def advise(
     task: Task | tuple[Any, ...],
     *,
-    families: Iterable[str] = tuple(FAMILIES),
+    families: Iterable[str] = RACED,
     baseline: Candidate | None = None,
     steps: int = STEPS,
     seeds: int = SEEDS,
@@ -76,12 +84,14 @@ def advise(
     """Measure a model's gradients, race geometries on it, and make a plan.
 
     The entry geometry races first. The probe observes its best run, and its measurements give one more candidate, with
-    a geometry for each parameter. Another candidate has the geometries that `geometry_groups` chooses by kind of layer.
-    The plan takes the candidate with the least state among those that are level with the best.
+    a geometry for each parameter. Another candidate has the geometries that `geometry_groups` chooses by kind of layer,
+    and one is `matrix_optimizer`. The plan takes the candidate with the least state among those that are level with the
+    best.
 
     Args:
         task: the model, its loss and its batches, as a `Task` or as the tuple of its first arguments.
-        families: the update rules to try: ``"adagrad"``, ``"momentum"``, or both.
+        families: the update rules to try, by default ``"adagrad"``, ``"momentum"`` and ``"matrix_optimizer"``; or
+            ``"no-momentum"`` and ``"steepest"``, as in `Plan`.
         baseline: the optimizer that you use now; by default the task's.
         steps: the number of steps of a run.
         seeds: the number of runs of each candidate, from 2 to 15.
@@ -108,16 +118,20 @@ def advise(
     with generators_restored():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
         uniform = race.uniform_candidates(families)
-        by_layer = geometries_by_layer(race.initial_model(0))
-        entered = distinct([*uniform, *(make_candidate("by kind", family, by_layer) for family in families)])
+        model = race.initial_model(0)
+        by_layer, by_recipe = geometries_by_layer(model), geometries_by_recipe(model)
+        scaled = [family for family in families if "entry" in FAMILIES[family].uniform]
+        recipes = [family for family in families if family not in scaled]
+        entered = distinct([*uniform, *(make_candidate("by kind", family, by_layer) for family in scaled)])
+        entered += [make_candidate("", family, by_recipe) for family in recipes]
         if baseline is not None:
             entered.append(baseline)
         race.enter(entered)
-        first = [candidate for candidate in entered if candidate.name.startswith("entry ")]
+        first = [candidate for candidate in entered if candidate.name.startswith("entry ")] or entered[:1]
         outcomes = [race.train(candidate) for candidate in first]
         report = _probed(race, min(outcomes, key=lambda outcome: outcome.score))
         by_probe = by_agreement(report)
-        candidates = distinct([*entered, *(make_candidate("by probe", family, by_probe) for family in families)])
+        candidates = distinct([*entered, *(make_candidate("by probe", family, by_probe) for family in scaled)])
         race.enter(candidates[len(entered) :])
         outcomes += [race.train(candidate) for candidate in candidates if candidate not in first]
         result = race.result(outcomes, baseline.name if baseline else None)

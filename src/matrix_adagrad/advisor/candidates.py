@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,19 +15,20 @@ from torch.optim import Optimizer
 
 from matrix_adagrad.advisor.errors import AdvisorTypeError, AdvisorValueError
 from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry
-from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, geometry_groups
-from matrix_adagrad.optim.base import MatrixOptimizer
-from matrix_adagrad.optim.groups import unwrapped
+from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, SteepestDescent, geometry_groups, matrix_optimizer
+from matrix_adagrad.optim.choices import unwrapped
 
 __all__ = [
     "FAMILIES",
+    "RACED",
     "UNIFORM",
     "Candidate",
+    "as_family",
     "distinct",
     "geometries_by_layer",
+    "geometries_by_recipe",
     "lrs_around",
     "make_candidate",
-    "make_groups",
     "trainable_parameters",
     "uniform_geometries",
 ]
@@ -46,14 +48,49 @@ def lrs_around(centre: float, count: int = RATES, step: float = 10 ** (1 / 3)) -
 
 @dataclass(frozen=True)
 class Family:
-    """An update rule, and its grid of learning rates for ``reduction="mean"``."""
+    """An update rule with its options, its grid of learning rates, and the geometries it is raced in."""
 
-    optimizer: type[MatrixOptimizer]
+    optimizer: Callable[..., Optimizer]
     lrs: tuple[float, ...]
+    options: Mapping[str, Any]
+    uniform: tuple[str, ...] = UNIFORM
+
+    def groups(self, model: nn.Module, geometries: Mapping[str, Geometry]) -> list[dict[str, Any]]:
+        """One parameter group per geometry. Another optimizer refuses them if it lacks an option."""
+        groups: dict[Geometry, dict[str, Any]] = {}
+        for name, param in trainable_parameters(model).items():
+            geometry = geometries[name]
+            group = groups.setdefault(geometry, {"name": str(geometry), "geometry": geometry, "params": []})
+            group["params"].append((name, param))
+        return [{**group, **self.options} for group in groups.values()]
+
+    def make(self, model: nn.Module, geometries: Mapping[str, Geometry], **options: Any) -> Optimizer:
+        """The optimizer of a model."""
+        return self.optimizer(self.groups(model, geometries), **options)
+
+
+class Recipe(Family):
+    """A function that chooses several optimizers for a model."""
+
+    def groups(self, model: nn.Module, geometries: Mapping[str, Geometry]) -> list[dict[str, Any]]:  # noqa: ARG002
+        name = getattr(self.optimizer, "__name__", "")
+        raise AdvisorValueError(f"{name} makes several optimizers, with groups of their own: use plan.optimizer(model)")
+
+    def make(self, model: nn.Module, geometries: Mapping[str, Geometry], **options: Any) -> Optimizer:
+        rules = {glob.escape(name): geometry for name, geometry in geometries.items()}
+        return self.optimizer(model, rules=rules, **options)
 
 
 # With the mean of squares, steps are as large as AdaGrad's and Adam's in every geometry: one grid is fair to all.
-FAMILIES = {"adagrad": Family(MatrixAdaGrad, lrs_around(0.1)), "momentum": Family(MatrixMomentum, lrs_around(0.01))}
+_MEAN = {"reduction": "mean"}
+FAMILIES = {
+    "adagrad": Family(MatrixAdaGrad, lrs_around(0.1), _MEAN),
+    "momentum": Family(MatrixMomentum, lrs_around(0.01), {**_MEAN, "betas": (0.9, 0.999)}),
+    "no-momentum": Family(MatrixMomentum, lrs_around(0.01), {**_MEAN, "betas": (0.0, 0.999)}, (*UNIFORM, "factored")),
+    "steepest": Family(SteepestDescent, lrs_around(0.01), {"momentum": 0.9}, ("entry", "row", "spectral")),
+    "matrix_optimizer": Recipe(matrix_optimizer, lrs_around(0.01), {}, ()),
+}
+RACED = ("adagrad", "momentum", "matrix_optimizer")  # unless others are asked for
 
 
 @dataclass(frozen=True)
@@ -64,7 +101,7 @@ class Candidate:
         name: its name in tables and on the page.
         make: takes a model and a learning rate, and returns the optimizer.
         lrs: the learning rates to choose from, in ascending order. To be fair, give all candidates equally many.
-        family: ``"adagrad"`` or ``"momentum"``, for candidates that can become a plan.
+        family: the update rule, as in `Plan`, for candidates that can become one.
         geometries: the geometries by parameter name, for the same candidates.
 
     Example:
@@ -113,9 +150,12 @@ def uniform_geometries(model: nn.Module, geometry: Geometry | str) -> dict[str, 
 
 
 def _simplest(geometry: Geometry, shape: Sequence[int]) -> Geometry:
-    if max(geometry.on(shape).entries(shape)) <= 1:
+    own = geometry.on(shape)
+    if not own.statistics:
+        return geometry
+    if max(own.entries(shape)) <= 1:
         return Entry()
-    return Whole() if geometry.on(shape).scales(shape) == 1 else geometry
+    return Whole() if own.scales(shape) == 1 else geometry
 
 
 def geometries_by_layer(model: nn.Module) -> dict[str, Geometry]:
@@ -128,27 +168,38 @@ def geometries_by_layer(model: nn.Module) -> dict[str, Geometry]:
     }
 
 
+def geometries_by_recipe(model: nn.Module) -> dict[str, Geometry]:
+    """The geometries that `matrix_optimizer` chooses."""
+    found = {param: group["geometry"] for group in matrix_optimizer(model).param_groups for param in group["params"]}
+    return {name: _simplest(found[param], param.shape) for name, param in trainable_parameters(model).items()}
+
+
 def make_candidate(name: str, family: str, geometries: Mapping[str, Geometry]) -> Candidate:
-    """A candidate with an optimizer of this package."""
-    if family not in FAMILIES:
-        raise AdvisorValueError(f"family must be one of {', '.join(map(repr, FAMILIES))}, got {family!r}")
+    """A candidate with an optimizer of this package, which can become a plan.
+
+    Args:
+        name: its name in tables and on the page, before that of its family.
+        family: the update rule, as in `Plan`.
+        geometries: the geometry of each parameter, by name.
+
+    Example:
+        >>> from matrix_adagrad import Factored
+        >>> make_candidate("factored", "no-momentum", {"weight": Factored()}).name
+        'factored no-momentum'
+    """
+    chosen = as_family(family)
 
     def make(model: nn.Module, lr: float) -> Optimizer:
-        make_optimizer: Any = FAMILIES[family].optimizer
-        optimizer: Optimizer = make_optimizer(make_groups(model, geometries), lr=lr)
-        return optimizer
+        return chosen.make(model, geometries, lr=lr)
 
-    return Candidate(f"{name} {family}" if name else family, make, FAMILIES[family].lrs, family, geometries)
+    return Candidate(f"{name} {family}" if name else family, make, chosen.lrs, family, geometries)
 
 
-def make_groups(model: nn.Module, geometries: Mapping[str, Geometry]) -> list[dict[str, Any]]:
-    """One parameter group per geometry, with ``reduction="mean"``."""
-    groups: dict[Geometry, dict[str, Any]] = {}
-    for name, param in trainable_parameters(model).items():
-        geometry = geometries[name]
-        group = groups.setdefault(geometry, {"name": str(geometry), "geometry": geometry, "params": []})
-        group["params"].append((name, param))
-    return [{**group, "reduction": "mean"} for group in groups.values()]
+def as_family(name: str) -> Family:
+    """The family of this name."""
+    if name not in FAMILIES:
+        raise AdvisorValueError(f"family must be one of {', '.join(map(repr, FAMILIES))}, got {name!r}")
+    return FAMILIES[name]
 
 
 def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:

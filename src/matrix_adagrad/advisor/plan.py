@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from matrix_adagrad.advisor.candidates import FAMILIES, make_groups, trainable_parameters
+from matrix_adagrad.advisor.candidates import FAMILIES, trainable_parameters
 from matrix_adagrad.files import write
-from matrix_adagrad.geometry import Blocks, Geometry, as_geometry
-from matrix_adagrad.optim.groups import unwrapped
+from matrix_adagrad.geometry import Geometry, Unscaled, as_geometry
+from matrix_adagrad.optim.choices import unwrapped
 from matrix_adagrad.text import columns, json_text, shape_text
 
 __all__ = ["ParameterChoice", "Plan"]
 
-BETAS = (0.9, 0.999)
 YAML = (".yaml", ".yml")
 
 
@@ -35,14 +33,20 @@ class ParameterChoice:
 
     def __post_init__(self) -> None:
         try:
-            self.value.check_fits(self.name, self.shape)
+            if not isinstance(self.value.on(self.shape), Unscaled):  # SteepestDescent has its own check
+                self.value.check_fits(self.name, self.shape)
         except (TypeError, ValueError) as error:
             raise ValueError(f"plan: {self.name}: {error}") from None
 
     @property
     def value(self) -> Geometry:
         """The geometry itself."""
-        return _geometry(self.geometry)
+        return as_geometry(self.geometry)
+
+    @property
+    def scales(self) -> int:
+        """The number of scales."""
+        return self.value.on(self.shape).scales(self.shape)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Plan:
     """A geometry for each parameter, an optimizer and a learning rate.
 
     Args:
-        family: the update rule: ``"adagrad"`` for `MatrixAdaGrad`, ``"momentum"`` for `MatrixMomentum`.
+        family: the update rule: ``"adagrad"`` for `MatrixAdaGrad`, ``"momentum"`` for `MatrixMomentum`,
+            ``"no-momentum"`` for `MatrixMomentum` with ``betas=(0, 0.999)``, ``"steepest"`` for `SteepestDescent`, and
+            ``"matrix_optimizer"`` for `matrix_optimizer` with these geometries as its rules.
         lr: the learning rate that the race chose, for ``reduction="mean"``.
         choices: one for each parameter.
         verdict: the result of the race, in a few sentences.
@@ -78,26 +84,25 @@ class Plan:
             raise ValueError(f"plan: lr must be a positive number, got {self.lr!r}")
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Parameter groups for ``MatrixAdaGrad(plan.groups(model), lr=plan.lr)``, or `MatrixMomentum`, by ``family``.
+        """Parameter groups for ``MatrixAdaGrad(plan.groups(model), lr=plan.lr)``, or the optimizer of ``family``.
 
         Raises:
-            ValueError: if the model's parameters differ from the plan's; it says which.
+            ValueError: if the model's parameters differ from the plan's; it says which. Also if the family makes
+                several optimizers.
         """
+        return FAMILIES[self.family].groups(model, self._geometries(model))
+
+    def optimizer(self, model: nn.Module, **options: Any) -> Optimizer:
+        """The optimizer of the plan for this model; ``options`` are passed on to its class, and may override ``lr``."""
+        return FAMILIES[self.family].make(model, self._geometries(model), **{"lr": self.lr, **options})
+
+    def _geometries(self, model: nn.Module) -> dict[str, Geometry]:
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"model must be an nn.Module, got {type(model).__name__}: give the model, not its parameters"
             )
         self._check(model)
-        groups = make_groups(model, {choice.name: choice.value for choice in self.choices})
-        if self.family == "momentum":  # MatrixAdaGrad refuses these: the learning rate was not tuned for it
-            groups = [{**group, "betas": BETAS} for group in groups]
-        return groups
-
-    def optimizer(self, model: nn.Module, **options: Any) -> Optimizer:
-        """The optimizer of the plan for this model; ``options`` are passed on to its class, and may override ``lr``."""
-        make: Any = FAMILIES[self.family].optimizer
-        made: Optimizer = make(self.groups(model), **{"lr": self.lr, **options})
-        return made
+        return {choice.name: choice.value for choice in self.choices}
 
     def _check(self, model: nn.Module) -> None:
         planned, params = {choice.name: choice.shape for choice in self.choices}, trainable_parameters(model)
@@ -118,7 +123,7 @@ class Plan:
     @property
     def scales(self) -> int:
         """The total number of scales."""
-        return sum(choice.value.scales(choice.shape) for choice in self.choices)
+        return sum(choice.scales for choice in self.choices)
 
     def __str__(self) -> str:
         return self.table()
@@ -175,19 +180,6 @@ class Plan:
             raise
         except Exception as error:  # a parser's errors are of many kinds
             raise ValueError(f"{path} is not a plan: {error}") from None
-
-
-def _geometry(text: str) -> Geometry:
-    """A geometry from its text."""
-    if isinstance(text, str) and text.startswith("Blocks("):
-        try:
-            call = ast.parse(text, mode="eval").body
-            assert isinstance(call, ast.Call)
-            assert not call.args
-            return Blocks(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
-        except (AssertionError, SyntaxError):
-            raise ValueError(f"{text!r} is not a geometry: write Blocks(rows=3), for example") from None
-    return as_geometry(text)
 
 
 def _yaml() -> Any:

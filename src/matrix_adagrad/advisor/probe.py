@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from matrix_adagrad.advisor.probe_report import ProbeReport
 from matrix_adagrad.advisor.squared_gradients import Observation, SquaredGradients
 from matrix_adagrad.advisor.summary import summarize
-from matrix_adagrad.optim.groups import unwrapped
+from matrix_adagrad.optim.choices import unwrapped
 from matrix_adagrad.optim.step.update import is_sharded, local
-from matrix_adagrad.torch_private import without_compiling
+from matrix_adagrad.torch_private import runs_step_hooks, without_compiling
 
 __all__ = ["Probe"]
 
@@ -239,10 +239,7 @@ def _gradient(param: Tensor) -> Tensor | None:
 def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     found: list[Any] = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, Iterable) else []
     # Wrappers such as Accelerate's subclass Optimizer but run no hooks; what they wrap does.
-    found = [
-        optimizer if hasattr(optimizer, "_optimizer_step_pre_hooks") else getattr(optimizer, "optimizer", None)
-        for optimizer in found
-    ]
+    found = [optimizer if runs_step_hooks(optimizer) else getattr(optimizer, "optimizer", None) for optimizer in found]
     if not found or not all(isinstance(optimizer, Optimizer) for optimizer in found):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(given).__name__}")
     return found

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from matrix_adagrad.advisor.candidates import (
-    FAMILIES,
-    UNIFORM,
     Candidate,
+    as_family,
     distinct,
     make_candidate,
     trainable_parameters,
@@ -119,13 +118,17 @@ class Race:
         self._progress = progress or (lambda *_: None)
 
     def uniform_candidates(
-        self, families: Iterable[str] = tuple(FAMILIES), names: Iterable[str] = UNIFORM
+        self, families: Iterable[str] = ("adagrad", "momentum"), names: Iterable[str] | None = None
     ) -> list[Candidate]:
-        """A candidate for each geometry and family, with that geometry for the whole model."""
-        model = self.initial_model(0)
-        names = list(names)
+        """A candidate for each family and geometry, with that geometry for the whole model.
+
+        ``names`` are those of the geometries; by default each family has its own.
+        """
+        model, names = self.initial_model(0), None if names is None else list(names)
         return distinct(
-            make_candidate(name, family, uniform_geometries(model, name)) for family in families for name in names
+            make_candidate(name, family, uniform_geometries(model, name))
+            for family in families
+            for name in (as_family(family).uniform if names is None else names)
         )
 
     def run(self, candidates: Sequence[Candidate], baseline: Candidate | None = None) -> RaceResult:

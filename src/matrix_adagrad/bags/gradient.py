@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.torch_private import (
+    empty_wrapper,
     no_torch_function,
     sparse_indices,
     sparse_values,
@@ -16,6 +17,7 @@ from matrix_adagrad.torch_private import (
     tree_map,
     tree_unflatten,
     version_of,
+    written_arguments,
 )
 
 __all__ = ["BagGradient"]
@@ -59,13 +61,13 @@ class BagGradient(Tensor):
     ) -> BagGradient:
         if check:
             _check(index, offsets, values, shape)
-        self: BagGradient = Tensor._make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
+        self: BagGradient = empty_wrapper(cls, shape, values.dtype, values.device)
         self._set(index, offsets, values)
         return self
 
     def _set(self, index: Tensor, offsets: Tensor | None, values: Tensor) -> None:
         self._entries = index, offsets, values
-        self._seen = {part: version_of(tensor) for part, tensor in enumerate(self._entries) if tensor is not None}
+        self._versions = {part: version_of(tensor) for part, tensor in enumerate(self._entries) if tensor is not None}
 
     def entries(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Index, offsets (None if every row has its own values) and values.
@@ -74,7 +76,7 @@ class BagGradient(Tensor):
             RuntimeError: if other code that shares the index or the values has since written to them. Torch does not
                 see writes through NumPy or ``.data``.
         """
-        for part, version in self._seen.items():
+        for part, version in self._versions.items():
             tensor = self._entries[part]
             if tensor is not None and version_of(tensor) != version:
                 raise RuntimeError(
@@ -116,7 +118,7 @@ class BagGradient(Tensor):
         """The values of every row. Writing to them changes this gradient."""
         values = self._spread()
         self._set(self._entries[0], None, values)
-        del self._seen[2]
+        del self._versions[2]
         return values
 
     def _spread(self) -> Tensor:
@@ -194,8 +196,7 @@ def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     stands_for = {id(leaf): (leaf, leaf.to_sparse()) for leaf in flat if isinstance(leaf, BagGradient)}
     args, kwargs = tree_unflatten([stands_for.get(id(leaf), (None, leaf))[1] for leaf in flat], spec)
     result = func(*args, **kwargs)
-    aliases = [argument.alias_info for argument in func._schema.arguments]
-    written, _ = tree_flatten([arg for arg, alias in zip(args, aliases, strict=False) if alias and alias.is_write])
+    written, _ = tree_flatten(written_arguments(func, args))
     for gradient, sparse in stands_for.values():
         if any(sparse is leaf for leaf in written):
             gradient._set(sparse_indices(sparse)[0].clone(), None, sparse_values(sparse))

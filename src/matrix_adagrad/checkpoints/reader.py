@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from torch.serialization import _get_layout
+
+from matrix_adagrad.torch_private import set_element
 
 __all__ = ["UnsafeCheckpointError", "load", "needed_files", "saved_names"]
 

@@ -18,7 +18,7 @@ import torch
 from matrix_adagrad import terminal
 from matrix_adagrad.advisor import Advice, Task
 from matrix_adagrad.advisor import advise as advice_on
-from matrix_adagrad.advisor.candidates import FAMILIES
+from matrix_adagrad.advisor.candidates import FAMILIES, RACED
 from matrix_adagrad.advisor.errors import AdvisorError, AdvisorValueError
 from matrix_adagrad.advisor.race import ALLOWED_SEEDS, ALLOWED_STEPS, SEEDS, STEPS
 from matrix_adagrad.advisor.task import as_task, check_call
@@ -85,7 +85,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of each candidate, 2 to 15 (default: {SEEDS}; lm: 3)"
     )
-    parser.add_argument("--family", choices=FAMILIES, help="try this update rule only (default: both)")
+    parser.add_argument("--family", choices=FAMILIES, help=f"try this update rule only (default: {', '.join(RACED)})")
     add_threads(parser)
     parser.add_argument("--out", type=Path, default=Path("advice"), help="the folder to write to (default: advice)")
     add_json(parser)
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     demo = DEMOS[options.demo] if options.demo else None
     steps = options.steps or (demo.steps if demo else STEPS)
     seeds = options.seeds or (demo.seeds if demo else SEEDS)
-    families = [options.family] if options.family else list(FAMILIES)
+    families = [options.family] if options.family else list(RACED)
     try:
         if problem := write_error(options.out):
             raise AdvisorError(problem)

@@ -20,7 +20,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Geometry, Partition, Shape, Spectral, Whole, as_partition, wide_dtype
+from matrix_adagrad.geometry import Geometry, Partition, Shape, as_geometry, wide_dtype
 
 __all__ = ["BlockDomain", "Domain"]
 
@@ -133,7 +133,7 @@ class BlockDomain(Domain):
         """The largest distance between two points of a block's set, measured on ``entries`` of its ``members``."""
 
     def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
-        geometry = norm_partition(geometry)
+        geometry = as_geometry(geometry).norm_partition
         # Blocks are independent: the squared widths of those that meet one block of the norm's geometry add up.
         members = self.blocks.members(shape)
         if self.blocks.cut(shape) == geometry.cut(shape) == tuple(shape):
@@ -172,11 +172,6 @@ class BlockDomain(Domain):
         if len(cut) != x.dim():
             return x.reshape(cut), s.expand(x.shape).reshape(cut)
         return x, s if s.dim() == x.dim() else s.reshape((1,) * (x.dim() - s.dim()) + s.shape)
-
-
-def norm_partition(geometry: Geometry | str) -> Partition:
-    """The partition whose norm is the geometry's, or the least above it: the spectral norm is at most the Frobenius."""
-    return Whole() if isinstance(geometry, Spectral) else as_partition(geometry)
 
 
 def _labels(geometry: Partition, shape: Shape) -> Tensor:

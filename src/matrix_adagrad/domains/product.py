@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matrix_adagrad.domains.base import Domain, norm_partition
-from matrix_adagrad.geometry import Geometry, Shape
+from matrix_adagrad.domains.base import Domain
+from matrix_adagrad.geometry import Geometry, Shape, as_geometry
 
 __all__ = ["RowProduct"]
 
@@ -59,7 +59,7 @@ class RowProduct(Domain):
         return self._each(g, lambda domain, rows: domain.argmin(g[rows]))
 
     def diameter(self, geometry: Geometry | str, shape: Shape) -> float:
-        geometry = norm_partition(geometry)
+        geometry = as_geometry(geometry).norm_partition
         if geometry.cut(shape)[0] != shape[0]:
             raise ValueError(f"{geometry!r} groups rows, which may lie in different parts of a RowProduct")
         widths = [domain.diameter(geometry, (rows, *shape[1:])) for rows, domain in self.parts if rows]

@@ -14,6 +14,7 @@ among the entries of a block (`Partition`).
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
+
+from matrix_adagrad.geometry.squares import wide_dtype
 
 if TYPE_CHECKING:
     from matrix_adagrad.geometry.partitions import Partition
@@ -55,6 +58,11 @@ class Geometry(ABC):
         """What a gradient adds to each statistic: real, float32 or wider."""
 
     @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions whose sums of squares are the statistics, in their order; none if they are something else."""
+        return ()
+
+    @property
     def every(self) -> int:
         """After how many steps `derive` is called again. At 1, what it returns is not kept."""
         return 1
@@ -81,6 +89,20 @@ class Geometry(ABC):
         """H · x, the gradient of the proximal function ψ(X) = ½⟨X, HX⟩."""
 
     @property
+    def is_diagonal(self) -> bool:
+        """Whether the metric multiplies each entry by a number, its `scale`."""
+        return False
+
+    @property
+    def has_root_scale(self) -> bool:
+        """Whether the scale is the root of the sum of squares over each block of a partition."""
+        return False
+
+    def scale(self, *statistics: Tensor) -> Tensor:
+        """The scale s of each entry, at least 0, in a shape that broadcasts against the tensor."""
+        self._lacks("diagonal metric")
+
+    @property
     def transpose(self) -> Geometry:
         """The geometry that treats ``x.T`` the way this one treats the matrix ``x``."""
         self._lacks("transpose")
@@ -104,36 +126,42 @@ class Geometry(ABC):
         """
         return sum(math.prod(own) for own in self.statistic_shapes(shape))
 
-    def sharded_dims(self, shape: Shape) -> dict[int, int] | None:
-        """The tensor dimensions that the statistic can be sharded along too, mapped to the statistic's dimensions.
+    def sharded_as(self, shape: Shape) -> tuple[Partition, ...]:
+        """The partition that each statistic is laid out as if a tensor of this shape is sharded.
 
-        ``None``, the default, means that the full gradient is needed: parameters are gathered for their step.
+        None at all, the default, means that the full gradient is needed: parameters are gathered for their step.
         """
-        return None
+        return ()
 
-    def check_fits(self, name: str, shape: Shape) -> None:
-        """Raise an error that names the tensor if one of this shape cannot be measured.
+    def independent_blocks(self, shape: Shape) -> Partition:
+        """The blocks whose steps do not depend on each other: the whole tensor, unless the geometry says more."""
+        from matrix_adagrad.geometry.partitions import Whole
+
+        return Whole()
+
+    def check_fits(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> None:
+        """Raise an error that names the tensor if one of this shape and dtype cannot be measured.
 
         The methods are tried on a tensor without values, so that a mistake in one shows before anything moves.
         """
         own = self.on(shape)
         if own is not self:
-            own.check_fits(name, shape)
+            own.check_fits(name, shape, dtype)
             return
         try:
-            self._try(tuple(shape))
+            self._try(tuple(shape), wide_dtype(dtype))
         except NotImplementedError:  # by torch, for tensors without values
             return
         except Exception as error:
             raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from error
 
-    def _try(self, shape: tuple[int, ...]) -> None:
+    def _try(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         names, own = self.statistics, type(self).__name__
         if not isinstance(names, tuple) or len(set(names)) != len(names):
             raise TypeError(
                 f"{own}.statistics must be a tuple of different names, such as ('row', 'column'), got {names!r}"
             )
-        shapes, g = self.statistic_shapes(shape), torch.empty(shape, device="meta")
+        shapes, g = self.statistic_shapes(shape), torch.empty(shape, dtype=dtype, device="meta")
         if not isinstance(shapes, tuple) or len(shapes) != len(names) or not all(isinstance(s, tuple) for s in shapes):
             raise TypeError(
                 f"{own}.statistic_shapes must be a tuple of {len(names)} shapes, for {names}, got {shapes!r}"
@@ -142,18 +170,29 @@ class Geometry(ABC):
         if not isinstance(measured, tuple) or not all(isinstance(v, Tensor) for v in measured):
             raise TypeError(f"{own}.measure must return a tuple of {len(names)} tensors, for {names}, got {measured!r}")
         found = tuple(tuple(v.shape) for v in measured)
-        if found != shapes or any(v.is_complex() for v in measured):
-            raise ValueError(
-                f"{own}.measure gave real tensors of the shapes {found}, and statistic_shapes says {shapes}"
-            )
+        if found != shapes:
+            raise ValueError(f"{own}.measure gave tensors of the shapes {found}, and statistic_shapes says {shapes}")
+        if any(v.is_complex() for v in measured):
+            raise ValueError(f"{self!r} has complex statistics for {dtype}, and statistics must be real")
         step = self.precondition(g, 1.0, 1.0, *measured)
         if not isinstance(step, Tensor) or step.shape != g.shape:
             shown = tuple(step.shape) if isinstance(step, Tensor) else step
             raise ValueError(f"{own} scales a step of shape {shape} to {shown}: it must keep its shape")
 
+    # ---------------------------------------------------------------------------------------------- norms and regret
+
     def norm(self, x: Tensor) -> Tensor:
         """The norm in which distances enter the regret bound."""
         self._lacks("norm")
+
+    def squared_lengths(self, x: Tensor) -> Tensor:
+        """The squares of the lengths whose largest is `norm`: of each block, or that of x itself."""
+        return self.norm(x).square()
+
+    @property
+    def norm_partition(self) -> Partition:
+        """The partition whose norm is this one's, or the least above it."""
+        self._lacks("norm that one of blocks bounds")
 
     def dual_norm(self, x: Tensor) -> Tensor:
         """The dual of `norm`."""
@@ -169,6 +208,19 @@ class Geometry(ABC):
     def steepest_rms(self, shape: Shape) -> float:
         """The root mean square of the entries of `steepest`, if none of x is 0."""
         self._lacks("direction of steepest descent")
+
+    @property
+    def regret_geometry(self) -> Geometry | None:
+        """The geometry in whose norm the regret bound measures distances; none if Corollary 1 is the only bound."""
+        return None
+
+    def eigenvalues(self, *statistics: Tensor) -> Tensor | None:
+        """The eigenvalues of the metric that the regret bound adds up, each block's once, if they are known."""
+        return None
+
+    def one_sided(self, shape: Shape, *statistics: Tensor) -> tuple[int, Tensor, Tensor] | None:
+        """If the metric is a matrix on one side of x: the dimension it mixes, its eigenvalues and eigenvectors."""
+        return None
 
     def _lacks(self, what: str) -> NoReturn:
         raise TypeError(f"{self!r} has no {what}")
@@ -209,9 +261,8 @@ class Diagonal(Geometry):
     """
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """The partitions whose sums of squares are the statistics, in their order."""
-        return ()
+    def is_diagonal(self) -> bool:
+        return True
 
     def statistic_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
         return tuple([partition.statistic_shape(shape) for partition in self.partitions])
@@ -221,7 +272,23 @@ class Diagonal(Geometry):
 
     @abstractmethod
     def scale(self, *statistics: Tensor) -> Tensor:
-        """The scale s of each entry, at least 0, in a shape that broadcasts against the tensor."""
+        """The scale s of each entry, at least 0, in a shape that broadcasts against the tensor.
+
+        In a geometry that names its `partitions`, it depends on the sums of the entry's own blocks alone: a sparse step
+        passes those of a few rows.
+        """
+
+    def sharded_as(self, shape: Shape) -> tuple[Partition, ...]:
+        # A shard's scales follow from its own statistics, if these broadcast against it and nothing mixes them.
+        are_sums = type(self).measure is Diagonal.measure and not self.derived
+        are_uncut = all(len(partition.cut(shape)) == len(shape) for partition in self.partitions)
+        return self.partitions if are_sums and are_uncut and _scales_by_entry(self, tuple(shape)) else ()
+
+    @property
+    def regret_geometry(self) -> Partition:
+        from matrix_adagrad.geometry.partitions import Entry
+
+        return Entry()
 
     def spread(self, statistic: Tensor, shape: Shape) -> Tensor:
         """The result of `scale`, in a shape that broadcasts against a tensor of this shape."""
@@ -232,6 +299,24 @@ class Diagonal(Geometry):
 
     def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
         return (self.scale(*statistics) + eps) * x
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _scales_by_entry(geometry: Diagonal, shape: tuple[int, ...]) -> bool:
+    """Whether the scale of an entry depends on the statistics of its own blocks alone. It is tried on a few numbers."""
+    few = [min(size, 3) for size in shape]
+    statistics = []
+    for i, sizes in enumerate([[min(size, 3) for size in own] for own in geometry.statistic_shapes(shape)]):
+        numbers = torch.arange(1, 1 + math.prod(sizes), dtype=torch.float64, device="cpu")
+        statistics.append((numbers.view(sizes) + i) ** 1.5)
+    scale = geometry.scale(*statistics).broadcast_to(few)
+    for d, size in enumerate(few):
+        for k in range(size):
+            part = [v.narrow(d, k, 1) if v.shape[d] > 1 else v for v in statistics]
+            own = scale.narrow(d, k, 1)
+            if not torch.allclose(geometry.scale(*part).broadcast_to(own.shape), own):
+                return False
+    return True
 
 
 def root(v: Tensor) -> Tensor:

@@ -69,11 +69,11 @@ class Factored(Diagonal):
 
     def scale(self, *statistics: Tensor) -> Tensor:
         row, column, *whole = statistics
-        if self.combine == "product":  # no row exceeds the whole, so nothing overflows
-            return root(row / torch.where(whole[0] == 0, 1, whole[0]) * column)
+        if self.combine == "product":  # roots of m + n numbers, not of all entries; and no product of squares overflows
+            return root(row / torch.where(whole[0] == 0, 1, whole[0])) * root(column)
         if self.combine == "geometric":
             return root(root(row)) * root(root(column))
-        return root(torch.minimum(row, column))
+        return torch.minimum(root(row), root(column))
 
 
 torch.serialization.add_safe_globals([Factored])  # for wrappers that save parameter groups as they are

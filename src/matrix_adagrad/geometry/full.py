@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.geometry.base import Geometry, Shape
+from matrix_adagrad.geometry.partitions import Batched, Partition, Whole
+from matrix_adagrad.geometry.spectral import Spectral
 from matrix_adagrad.geometry.squares import wide_dtype
 
 __all__ = ["Full", "RootWarning"]
@@ -70,6 +72,9 @@ class Full(Geometry):
             if value < 1:
                 raise ValueError(f"Full: {name} must be at least 1, got {value}")
 
+    def independent_blocks(self, shape: Shape) -> Partition:
+        return Batched(Whole())
+
     @property
     def transpose(self) -> Full:
         other: Side = {"row": "column", "column": "row", "smaller": "smaller"}[self.side]  # type: ignore[assignment]
@@ -103,6 +108,19 @@ class Full(Geometry):
     def weigh(self, x: Tensor, eps: float, *statistics: Tensor) -> Tensor:
         roots, vectors = self._decomposed(statistics)
         return self._multiplied(x, vectors, roots[..., None] + eps)
+
+    @property
+    def regret_geometry(self) -> Spectral:
+        return Spectral(steps=None)
+
+    def eigenvalues(self, *statistics: Tensor) -> Tensor:
+        return self.derive(*statistics)[0].flatten()
+
+    def one_sided(self, shape: Shape, *statistics: Tensor) -> tuple[int, Tensor, Tensor] | None:
+        if len(shape) != 2 or self._grid(shape)[0] != 1:  # several matrices
+            return None
+        (roots,), (vectors,) = self.derive(*statistics)
+        return (0 if self.is_row(shape) else 1), roots, vectors
 
     # ------------------------------------------------------------------------------------------------------ its root
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry.base import Diagonal, Geometry, Shape, root
+from matrix_adagrad.geometry.base import Diagonal, Shape, root
 from matrix_adagrad.geometry.squares import sum_squares, wide_dtype
 
-__all__ = ["Batched", "Blocks", "Column", "Entry", "Partition", "Row", "Whole", "as_geometry", "as_partition"]
+__all__ = ["Batched", "Blocks", "Column", "Entry", "Partition", "Row", "Whole", "floored"]
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Partition(Diagonal):
         return math.prod([cut[d] for d in self.dims(shape)])  # a list: torch.compile does not take a generator here
 
     def separates_rows(self, shape: Shape) -> bool:
-        """Whether no block reaches over more than one row ``x[i]``, so that rows can be treated one by one."""
+        """Whether every block lies inside one row ``x[i]``, so that rows can be treated one by one."""
         return len(shape) > 0 and 0 not in self.dims(shape) and self.cut(shape)[0] == shape[0]
 
-    def check_fits(self, name: str, shape: Shape) -> None:
+    def check_fits(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> None:
         """Raise an error that names the tensor if this shape cannot be cut into blocks."""
         try:
             cut, dims = self.cut(shape), self.dims(shape)
@@ -110,6 +110,10 @@ class Partition(Diagonal):
 
     def scale(self, *statistics: Tensor) -> Tensor:
         return root(*statistics)
+
+    @property
+    def has_root_scale(self) -> bool:
+        return type(self).scale is Partition.scale
 
     def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
         return super().precondition(self.view(direction), lr, eps, *statistics).reshape(direction.shape)
@@ -150,7 +154,14 @@ class Partition(Diagonal):
             sizes.append(size if varies else 1)
         return statistic.expand(expanded).reshape(sizes)
 
+    def sharded_as(self, shape: Shape) -> tuple[Partition, ...]:
+        return (self,)
+
+    def independent_blocks(self, shape: Shape) -> Partition:
+        return self
+
     def sharded_dims(self, shape: Shape) -> dict[int, int]:
+        """The tensor dimensions that the statistic can be sharded along too, mapped to the statistic's dimensions."""
         # Only whole dimensions outside the blocks. If one is cut into blocks, its few scales are replicated.
         inside = self.dims(shape)
         return {d: own[0] for d, own in enumerate(self.parts(shape)) if len(own) == 1 and own[0] not in inside}
@@ -165,6 +176,20 @@ class Partition(Diagonal):
         lengths = self.statistic(x).sqrt()
         return lengths.amax() if lengths.numel() else lengths.sum()
 
+    def squared_lengths(self, x: Tensor) -> Tensor:
+        return self.statistic(x)
+
+    @property
+    def norm_partition(self) -> Partition:
+        return self
+
+    @property
+    def regret_geometry(self) -> Partition:
+        return self
+
+    def eigenvalues(self, *statistics: Tensor) -> Tensor:
+        return self.scale(*statistics)
+
     def dual_norm(self, x: Tensor) -> Tensor:
         r"""The dual of `norm`, :math:`\sum_b \|X_b\|_2`.
 
@@ -174,7 +199,7 @@ class Partition(Diagonal):
         """
         return self.statistic(x).sqrt().sum()
 
-    def steepest(self, x: Tensor, floor: float = 0.0) -> Tensor:
+    def steepest(self, x: Tensor, floor: float | Tensor = 0.0) -> Tensor:
         r"""The direction of steepest descent in `norm`, :math:`X_b / \|X_b\|_2` for each block.
 
         With a floor, a block is divided by no less than ``floor`` times the root mean square of all blocks' lengths: a
@@ -185,15 +210,20 @@ class Partition(Diagonal):
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
         """
-        squares = self.statistic(x)
-        if floor:
-            others = squares.nan_to_num(0.0, posinf=0.0)  # a block that is not finite does not reach the others
-            squares = squares.clamp(min=floor**2 * others.mean())
+        squares = floored(self.statistic(x), floor)
         return self.precondition(x.to(wide_dtype(x.dtype)), 1.0, 0.0, squares).to(x.dtype)
 
     def steepest_rms(self, shape: Shape) -> float:
         """The root mean square of the entries of `steepest`: 1/√n for blocks of n entries."""
         return 1 / math.sqrt(max(1, self.members(shape)))
+
+
+def floored(squares: Tensor, floor: float | Tensor) -> Tensor:
+    """Squared lengths of blocks, each no less than that of ``floor`` times the root mean square of all lengths."""
+    if not isinstance(floor, Tensor) and not floor:
+        return squares
+    others = squares.nan_to_num(0.0, posinf=0.0)  # a block that is not finite does not reach the others
+    return squares.clamp(min=floor**2 * others.mean())
 
 
 @dataclass(frozen=True)
@@ -335,7 +365,10 @@ class Batched(Partition):
     geometry: Partition
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "geometry", as_partition(self.geometry))
+        if not isinstance(self.geometry, Partition):
+            from matrix_adagrad.geometry.names import as_partition
+
+            object.__setattr__(self, "geometry", as_partition(self.geometry))
         if isinstance(self.geometry, Batched):
             raise ValueError(f"{self.geometry!r} has its batch already: all dimensions but the last two")
 
@@ -356,38 +389,5 @@ class Batched(Partition):
         return tuple(len(shape[:-2]) + d for d in self.geometry.dims(shape[-2:]))
 
 
-def as_geometry(geometry: Geometry | str) -> Geometry:
-    """Turn a name into a geometry: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, ``"batched(row)"``.
-
-    A geometry is returned as it is.
-
-    >>> as_geometry("row"), as_geometry("batched(column)")
-    (Row(), Batched(Column()))
-    """
-    if isinstance(geometry, Geometry):
-        return geometry
-    allowed = f"one of {', '.join(map(repr, _NAMED))}, or a Geometry such as Blocks(rows=3)"
-    if isinstance(geometry, type) and issubclass(geometry, Geometry):
-        examples = {Blocks: "Blocks(rows=3)", Batched: "Batched(Row())"}
-        example = examples.get(geometry, f"{geometry.__name__}()")
-        raise TypeError(f"geometry must be a value: write {example} instead of {geometry.__name__}")
-    if not isinstance(geometry, str):
-        raise TypeError(f"geometry must be {allowed}, got {geometry!r}")
-    if geometry not in _NAMED:
-        raise ValueError(f"geometry must be {allowed}, got {geometry!r}")
-    return _NAMED[geometry]
-
-
-def as_partition(geometry: Geometry | str) -> Partition:
-    """`as_geometry`, but only partitions are allowed."""
-    partition = as_geometry(geometry)
-    if not isinstance(partition, Partition):
-        raise TypeError(f"{partition!r} does not partition a tensor into blocks, such as Row() does")
-    return partition
-
-
-_NAMED: dict[str, Partition] = {
-    str(g): g for g in (Row(), Column(), Entry(), Whole(), *map(Batched, (Row(), Column(), Whole())))
-}
 # Some optimizer wrappers save parameter groups as they are. Let torch.load(weights_only=True) create these values.
 torch.serialization.add_safe_globals([Row, Column, Entry, Whole, Blocks, Batched])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.geometry.base import Shape, Unscaled
+from matrix_adagrad.geometry.partitions import Batched, Partition, Whole
 from matrix_adagrad.geometry.squares import wide_dtype
 
 __all__ = ["Spectral"]
@@ -61,6 +62,9 @@ class Spectral(Unscaled):
         if len(self.coefficients) != 3:
             raise ValueError(f"Spectral: coefficients must be three numbers, got {self.coefficients!r}")
 
+    def independent_blocks(self, shape: Shape) -> Partition:
+        return Batched(Whole())
+
     @property
     def transpose(self) -> Spectral:
         return self
@@ -74,6 +78,11 @@ class Spectral(Unscaled):
         """The nuclear norm, the sum of all singular values."""
         values: Tensor = torch.linalg.svdvals(x.to(wide_dtype(x.dtype)))
         return values.sum()
+
+    @property
+    def norm_partition(self) -> Partition:
+        """The Frobenius norm is at least the spectral one."""
+        return Whole()
 
     def steepest_rms(self, shape: Shape) -> float:
         """The root mean square of the polar factor's entries: 1/√max(m, n) at full rank."""
@@ -101,9 +110,12 @@ def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, float, float
     """Drive all singular values of each matrix towards 1, in the dtype of the matrix."""
     a, b, c = coefficients
     is_tall = x.shape[-2] > x.shape[-1]
-    y = (x.mH if is_tall else x).reshape(math.prod(x.shape[:-2]), min(x.shape[-2:]), max(x.shape[-2:]))
+    y = x.mH if is_tall else x
+    if y.dim() != 2:
+        y = y.reshape(math.prod(x.shape[:-2]), min(x.shape[-2:]), max(x.shape[-2:]))
+    multiply_add = torch.addmm if y.dim() == 2 else torch.baddbmm  # which is slower for one matrix
     y = y / torch.linalg.matrix_norm(y, keepdim=True).clamp(min=eps)  # no singular value exceeds the Frobenius norm
     for _ in range(steps):
         gram = y @ y.mH
-        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+        y = multiply_add(y, multiply_add(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mH if is_tall else y).reshape(x.shape)

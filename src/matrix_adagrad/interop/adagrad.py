@@ -77,7 +77,7 @@ def to_adagrad(optimizer: MatrixAdaGrad) -> Adagrad:
     ``eps / √n``, with one group for each number n of entries that share a scale.
 
     Args:
-        optimizer: a `MatrixAdaGrad`, in any geometry. ``domain``, ``decoupled_weight_decay``, ``capturable`` and
+        optimizer: a `MatrixAdaGrad`, by any partition. ``domain``, ``decoupled_weight_decay``, ``capturable`` and
             ``differentiable``, and parameters narrower than float32, are refused.
 
     Example:

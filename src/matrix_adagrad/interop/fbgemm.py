@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from matrix_adagrad.bags import EmbeddingBag
-from matrix_adagrad.geometry import Row
+from matrix_adagrad.geometry import Row, as_partition
 from matrix_adagrad.interop.migration import NOT_THERE, check_kind, load_states, mean_statistic, refuse, regroup, steps
-from matrix_adagrad.optim import MatrixAdaGrad, RowAdaGrad
+from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
 from matrix_adagrad.optim.state import STEP
 
 try:
@@ -34,19 +34,44 @@ Table = nn.Embedding | nn.EmbeddingBag
 _NO_DECAY = "FBGEMM's CPU kernel for pooled tables of one feature ignores it"
 
 
-def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Table], RowAdaGrad]:
-    r"""Embeddings and a `RowAdaGrad` that continue from FBGEMM tables with ``EXACT_ROWWISE_ADAGRAD``.
+class _Peer(NamedTuple):
+    """The same optimizer as one of FBGEMM's."""
 
-    Both divide the gradient of each row in the batch by the root of its accumulated mean squares:
+    ours: type[RowAdaGrad] | type[RowMomentum]
+    keys: tuple[str, ...]  # of its state, in FBGEMM's order
+    place: tuple[EmbeddingLocation, ComputeDevice]  # where FBGEMM computes it
+
+    @property
+    def has_momentum(self) -> bool:
+        return issubclass(self.ours, MatrixMomentum)
+
+
+_PEERS = {
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: _Peer(RowAdaGrad, ("sum",), (EmbeddingLocation.HOST, ComputeDevice.CPU)),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: _Peer(
+        RowMomentum, ("exp_avg", "exp_avg_sq"), (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    ),
+}
+
+
+def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Table], RowAdaGrad | RowMomentum]:
+    r"""Embeddings and an optimizer that continue from FBGEMM tables.
+
+    From ``EXACT_ROWWISE_ADAGRAD`` it is a `RowAdaGrad`. Both divide the gradient of each row in the batch by the root
+    of its accumulated mean squares:
 
     .. math:: V_{t,i} = V_{t-1,i} + \tfrac1n \|G_{t,i,:}\|_2^2, \qquad
         X_{t+1,i,:} = X_{t,i,:} - \eta\, G_{t,i,:} / (\sqrt{V_{t,i}} + \epsilon)
 
-    With weight decay, where FBGEMM applies it, both decay only the rows in the batch: the L2 gradient is part of G.
+    From ``PARTIAL_ROWWISE_ADAM`` it is a `RowMomentum`. Both average the gradients and mean squares of the rows in the
+    batch, and correct the bias of both averages by the number of all steps. FBGEMM computes it on a GPU only.
+
+    With weight decay, where FBGEMM applies it, both decay only the rows in the batch. In the mode L2, its gradient is
+    part of G. Adam's is decoupled in every mode.
 
     Args:
-        tables: FBGEMM's module, on the CPU and in float32. Gradient clipping, ``max_norm`` and other weight decay modes
-            are refused. So is a weight decay that FBGEMM is given but does not apply.
+        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU. Gradient clipping, ``max_norm``, narrower states
+            and other weight decay modes are refused. So is a weight decay that FBGEMM is given but does not apply.
 
     Returns:
         One module per feature, with a copy of its table, and the optimizer, with a copy of the state. With pooling, a
@@ -65,42 +90,52 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
         tensor(2)
     """
     check_kind("tables", tables, SplitTableBatchedEmbeddingBagsCodegen)
+    _check("optimizer", tables.optimizer, *_PEERS)
+    peer, states = _PEERS[tables.optimizer], tables.split_optimizer_states()
     args, pooling, features = tables.optimizer_args, tables.pooling_mode, tables.feature_table_map
     mode = WeightDecayMode(args.regularization_mode)
-    for name, value, allowed in (
-        ("optimizer", tables.optimizer, (EmbOptimType.EXACT_ROWWISE_ADAGRAD,)),
-        ("use_cpu", tables.use_cpu, (True,)),
-        ("weights_precision", tables.weights_precision, (SparseType.FP32,)),
-        ("output_dtype", SparseType.from_int(tables.output_dtype), (SparseType.FP32,)),
-        ("weight_decay_mode", mode, (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)),
-    ):
-        if value not in allowed:
-            words = " or ".join(map(_word, allowed))
-            raise ValueError(f"{name}={_word(value)} cannot be carried over to matrix-adagrad: it must be {words}")
-    advice = {"gradient_clipping": "clip by hand", "max_norm": "FBGEMM's CPU kernel ignores it; set it to 0 there"}
-    if mode == WeightDecayMode.NONE or not _decays(pooling, features):
+    _check("use_cpu", tables.use_cpu, not peer.has_momentum)
+    _check("weights_precision", tables.weights_precision, SparseType.FP32)
+    _check("output_dtype", SparseType.from_int(tables.output_dtype), SparseType.FP32)
+    _check("weight_decay_mode", mode, WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
+    for number, state in enumerate(states[0], start=1):
+        _check(f"optimizer_state_dtypes of momentum{number}", state.dtype, torch.float32)
+    advice = {"gradient_clipping": "clip by hand", "max_norm": "FBGEMM's kernel ignores it; set it to 0 there"}
+    if not peer.has_momentum and (mode == WeightDecayMode.NONE or not _decays(pooling, features)):
         reason = "FBGEMM ignores it in the mode NONE" if mode == WeightDecayMode.NONE else _NO_DECAY
         advice["weight_decay"] = f"{reason}; tables.update_hyper_parameters({{'weight_decay': 0.0}}) loses nothing"
     refuse(args._asdict(), advice, "matrix-adagrad")
 
+    tables.flush()  # rows that are in a cache of the GPU
     modules = [_module(weight.clone(), pooling) for weight in tables.split_embedding_weights()]
     weights = [module.weight for module in modules]
-    optimizer = RowAdaGrad(
+    options: dict[str, Any] = {"betas": (args.beta1, args.beta2)} if peer.has_momentum else {}
+    optimizer = peer.ours(
         list(zip(tables.table_names, weights, strict=True)) if tables.table_names else weights,
         tables.get_learning_rate(),
         reduction="mean",
         eps=args.eps,
         weight_decay=args.weight_decay,
-        decoupled_weight_decay=mode == WeightDecayMode.DECOUPLE,
+        decoupled_weight_decay=peer.has_momentum or mode == WeightDecayMode.DECOUPLE,
+        **options,
     )
-    sums = [statistic.view(-1, 1) for (statistic,) in tables.split_optimizer_states()]
-    states = {weight: {STEP: tables.iter.item(), "sum": own} for weight, own in zip(weights, sums, strict=True)}
-    load_states(optimizer, states, "FBGEMM")
+    found = {
+        weight: {STEP: tables.iter.item()}
+        | {key: value.view(len(weight), -1) for key, value in zip(peer.keys, state, strict=True)}
+        for weight, state in zip(weights, states, strict=True)
+    }
+    load_states(optimizer, found, "FBGEMM")
     return [modules[table] for table in features], optimizer
 
 
-def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBatchedEmbeddingBagsCodegen:
-    r"""FBGEMM tables with ``EXACT_ROWWISE_ADAGRAD``, on the CPU, that continue from the state of a `RowAdaGrad`.
+def to_fbgemm(
+    tables: Sequence[Table], optimizer: MatrixAdaGrad | MatrixMomentum
+) -> SplitTableBatchedEmbeddingBagsCodegen:
+    r"""FBGEMM tables that continue from the state of a `RowAdaGrad` or a `RowMomentum`.
+
+    The first become tables with ``EXACT_ROWWISE_ADAGRAD``, on the CPU. The second become tables with
+    ``PARTIAL_ROWWISE_ADAM``, on the device of the weights. FBGEMM can run these only on a GPU. On the CPU they hold
+    weights and state, and the GPU's tables load their ``state_dict``.
 
     FBGEMM has one learning rate (in float32), one ``eps`` and one weight decay for all its tables. Change them with
     ``set_learning_rate`` and ``update_hyper_parameters``: the optimizer's schedulers do not reach them. A run with
@@ -110,9 +145,11 @@ def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBa
         tables: one module per feature, in float32, with widths divisible by 4. Each is an ``nn.EmbeddingBag`` with mode
             ``"sum"`` or ``"mean"``, or an ``nn.Embedding``. Features that share a table pass the same module, and must
             be next to each other.
-        optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` that scales the tables by row. It keeps its other parameters.
-            ``domain``, ``maximize``, ``capturable`` and ``differentiable`` are refused. So is weight decay where FBGEMM
-            ignores it: for bags of one feature.
+        optimizer: a `RowAdaGrad` or `RowMomentum`, or a `MatrixAdaGrad` or `MatrixMomentum` that scales the tables by
+            row. It keeps its other parameters. ``domain``, ``maximize``, ``capturable`` and ``differentiable`` are
+            refused. So is AdaGrad's weight decay where FBGEMM ignores it: for bags of one feature. With momentum,
+            ``nesterov``, ``bias_correction=False``, an L2 penalty, dense gradients, and tables that have taken
+            different numbers of steps are refused.
 
     Returns:
         FBGEMM's tables, with copies of weights and state. The backward pass updates them: there is no step to call.
@@ -128,12 +165,15 @@ def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBa
         0.1
         >>> tables.set_learning_rate(0.05)
     """
-    check_kind("optimizer", optimizer, MatrixAdaGrad)
+    check_kind("optimizer", optimizer, MatrixAdaGrad, MatrixMomentum)
+    has_momentum = isinstance(optimizer, MatrixMomentum)
+    kind = EmbOptimType.PARTIAL_ROWWISE_ADAM if has_momentum else EmbOptimType.EXACT_ROWWISE_ADAGRAD
     pooling, numbers = _pooling(tables), dict[int, int]()
     features = [numbers.setdefault(id(table.weight), len(numbers)) for table in tables]
     if features != sorted(features):
         raise ValueError(f"the features have the tables {features}: FBGEMM needs those of one table next to each other")
     found = [_Found.of(tables[features.index(number)].weight, number, optimizer) for number in range(len(numbers))]
+    taken = [steps(optimizer, own.weight) for own in found]
     options = found[0].options
     for other in found:
         if other.options != options:
@@ -141,24 +181,34 @@ def to_fbgemm(tables: Sequence[Table], optimizer: MatrixAdaGrad) -> SplitTableBa
                 f"{found[0].name} has {options} and {other.name} has {other.options}, both by the mean, and FBGEMM has "
                 "one for all tables: carry them over one by one"
             )
-    if options["weight_decay"] != 0 and not _decays(pooling, features):
+    if options["weight_decay"] != 0 and not (has_momentum or _decays(pooling, features)):
         refuse(options, {"weight_decay": f"{_NO_DECAY}; set it to 0"}, "FBGEMM")
-    if options["weight_decay"] != 0 and not all(table.sparse for table in tables):
-        refuse(options, {"weight_decay": "dense gradients decay all rows, FBGEMM those of the batch"}, "FBGEMM")
+    if (has_momentum or options["weight_decay"] != 0) and not all(table.sparse for table in tables):
+        raise ValueError(
+            "sparse=False cannot be carried over to FBGEMM with momentum or weight decay: dense gradients move all "
+            "rows, FBGEMM those of the batch; make the modules with sparse=True"
+        )
+    if has_momentum and len(set(taken)) > 1:
+        raise ValueError(
+            f"the tables have taken {taken} steps, and FBGEMM corrects the bias of all by one number: "
+            "carry them over one by one"
+        )
 
     theirs = SplitTableBatchedEmbeddingBagsCodegen(
-        [(*own.weight.shape, EmbeddingLocation.HOST, ComputeDevice.CPU) for own in found],
+        [(*own.weight.shape, *_PEERS[kind].place) for own in found],
         feature_table_map=features,
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        optimizer=kind,
         pooling_mode=pooling,
         table_names=[own.name for own in found] if found[0].group.get("param_names") else None,
         **options,
     )
     weights, states = theirs.split_embedding_weights(), theirs.split_optimizer_states()
-    for own, weight, (statistic,) in zip(found, weights, states, strict=True):
+    for own, weight, (*averages, statistic) in zip(found, weights, states, strict=True):
         weight.copy_(own.weight.detach())
         statistic.copy_(mean_statistic(own.name, own.weight, own.group, optimizer, "FBGEMM").flatten())
-    theirs.set_optimizer_step(max(steps(optimizer, own.weight) for own in found))
+        for average in averages:
+            average.copy_(optimizer.state.get(own.weight, {}).get(optimizer.AVERAGE, torch.zeros(())))
+    theirs.set_optimizer_step(max(taken))
     return theirs
 
 
@@ -171,7 +221,7 @@ class _Found(NamedTuple):
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, weight: Tensor, number: int, optimizer: MatrixAdaGrad) -> _Found:
+    def of(cls, weight: Tensor, number: int, optimizer: MatrixAdaGrad | MatrixMomentum) -> _Found:
         for group in optimizer.param_groups:
             for i, param in enumerate(group["params"]):
                 if param is weight:
@@ -182,29 +232,42 @@ class _Found(NamedTuple):
 
 def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
     """The options for FBGEMM, with the mean. Raises an error for anything it does not support."""
-    shape, geometry = tuple(weight.shape), group["geometry"]
-    refuse(group, {**NOT_THERE, "maximize": "negate the loss"}, "FBGEMM")
+    shape, geometry, betas = tuple(weight.shape), as_partition(group["geometry"]), group.get("betas")
+    refuse(group, {**NOT_THERE, "maximize": "negate the loss", "nesterov": "it has plain momentum"}, "FBGEMM")
+    if betas and not group["bias_correction"]:
+        raise ValueError("bias_correction=False cannot be carried over to FBGEMM: its Adam corrects both averages")
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
         raise ValueError(f"geometry={geometry} of {name} cannot be carried over to FBGEMM: it scales by row")
-    if weight.dtype != torch.float32 or not weight.is_cpu or shape[1] % 4:
+    if weight.dtype != torch.float32 or not (weight.is_cpu or betas) or shape[1] % 4:
         raise ValueError(
             f"{name} has shape {shape} and is {weight.dtype} on {weight.device}: tables of FBGEMM are carried over in "
-            "float32, on the CPU, and 4 must divide their width"
+            "float32, without momentum on the CPU, and 4 must divide their width"
         )
     if not weight.requires_grad:
         raise ValueError(f"requires_grad=False of {name} cannot be carried over to FBGEMM: it would train the table")
     (own,) = regroup({**group, "params": [weight], "param_names": None}, "mean")
     mode = WeightDecayMode.DECOUPLE if own["decoupled_weight_decay"] else WeightDecayMode.L2
+    if betas and own["weight_decay"] != 0 and mode == WeightDecayMode.L2:
+        refuse(own, {"weight_decay": "its Adam has decoupled_weight_decay alone"}, "FBGEMM")
     return {
         "learning_rate": float(own["lr"]),
         "eps": float(own["eps"]),
         "weight_decay": float(own["weight_decay"]),
         "weight_decay_mode": mode if own["weight_decay"] != 0 else WeightDecayMode.NONE,
+        "device": weight.device,
+        **(dict(zip(("beta1", "beta2"), betas, strict=True)) if betas else {}),
     }
 
 
+def _check(name: str, value: Any, *allowed: Any) -> None:
+    """Raise an error for an option of FBGEMM's that has no counterpart here."""
+    if value not in allowed:
+        words = " or ".join(map(_word, allowed))
+        raise ValueError(f"{name}={_word(value)} cannot be carried over to matrix-adagrad: it must be {words}")
+
+
 def _decays(pooling: PoolingMode, features: list[int]) -> bool:
-    """Whether FBGEMM's CPU kernels apply weight decay to all tables. The fast kernel, for the common case, does not."""
+    """Whether AdaGrad's kernels apply weight decay to all tables. The fast one, for the common case, does not."""
     return pooling == PoolingMode.NONE or all(features.count(table) > 1 for table in features)
 
 

@@ -1,4 +1,4 @@
-r"""Migration between `MatrixAdaGrad` and other AdaGrads: how sum and mean convert, and what is refused.
+r"""Migration between this package and others: how sum and mean convert, and what is refused.
 
 Others only support the mean of squares. For blocks of n entries, the mean and the sum take the same steps if
 
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from matrix_adagrad.geometry import Geometry, Partition, wide_dtype
+from matrix_adagrad.geometry import Geometry, Partition, as_partition, wide_dtype
 from matrix_adagrad.optim import MatrixAdaGrad
+from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.state import STEP
 from matrix_adagrad.optim.step.config import Reduction
 from matrix_adagrad.optim.step.update import is_sharded
@@ -51,6 +52,7 @@ _NOT_HERE = {
 NOT_THERE = {
     "domain": "it never projects; remove the domain from the group, if the run may leave it",
     "capturable": "set it to False in the group",
+    "momentum_dtype": "its averages are as wide as its parameters; set it to None in the group",
     "differentiable": "the state belongs to an autograd graph; create a new optimizer",
 }
 
@@ -88,7 +90,8 @@ def regroup(group: Group, reduction: Reduction) -> list[dict[str, Any]]:
 def _changed(options: Group, n: int, reduction: Reduction) -> dict[str, Any]:
     up, down = (operator.mul, operator.truediv) if reduction == "sum" else (operator.truediv, operator.mul)
     factors = {key: up(options[key], math.sqrt(n)) for key in (*_RATES, "eps") if key in options}
-    factors["initial_accumulator_value"] = up(options["initial_accumulator_value"], n)
+    if "initial_accumulator_value" in options:
+        factors["initial_accumulator_value"] = up(options["initial_accumulator_value"], n)
     if options.get("decoupled_weight_decay"):  # the decay is lr * weight_decay
         factors["weight_decay"] = down(options["weight_decay"], math.sqrt(n))
     return {**options, **factors, "reduction": reduction}
@@ -109,7 +112,7 @@ def groups_from(optimizer: Optimizer, geometry: Geometry, reduction: Reduction) 
         yield from regroup({**own, "geometry": geometry, "reduction": "mean"}, reduction)
 
 
-def load_states(optimizer: MatrixAdaGrad, states: Mapping[Tensor, Mapping[str, Any]], peer: str) -> None:
+def load_states(optimizer: MatrixOptimizer, states: Mapping[Tensor, Mapping[str, Any]], peer: str) -> None:
     """Load a copy of the parameters' states in a peer optimizer."""
     saved = optimizer.state_dict()
     saved["state"] = {
@@ -130,6 +133,7 @@ def groups_to(peer: str, optimizer: MatrixAdaGrad, options: Collection[str]) -> 
     groups = []
     for group in optimizer.param_groups:
         refuse(group, NOT_THERE, peer)
+        as_partition(group["geometry"])  # the others have no statistics of two kinds, nor matrices of them
         if group["weight_decay"] != 0:
             refuse(group, {"decoupled_weight_decay": "set weight_decay=0, and decay by hand before each step"}, peer)
         groups += [{key: own[key] for key in own if key not in foreign} for own in regroup(group, "mean")]
@@ -147,13 +151,13 @@ def store_states(optimizer: MatrixAdaGrad, theirs: Optimizer) -> None:
         state[STEP].fill_(steps(optimizer, param))
 
 
-def mean_statistic(name: str, param: Tensor, group: Group, optimizer: MatrixAdaGrad, peer: str) -> Tensor:
+def mean_statistic(name: str, param: Tensor, group: Group, optimizer: MatrixOptimizer, peer: str) -> Tensor:
     """The mean of squares over each block so far, in the geometry's `statistic_shape`, even before the first step."""
     geometry, state = group["geometry"], optimizer.state.get(param)
     if state:
         statistic: Tensor = state[optimizer.STATISTIC]
     else:
-        start, dtype = group["initial_accumulator_value"], wide_dtype(param.dtype)
+        start, dtype = group.get("initial_accumulator_value", 0.0), wide_dtype(param.dtype)
         statistic = torch.full(geometry.statistic_shape(param.shape), start, dtype=dtype, device=param.device)
     if group["eps"] == 0 and not statistic.all():
         raise ValueError(
@@ -162,7 +166,7 @@ def mean_statistic(name: str, param: Tensor, group: Group, optimizer: MatrixAdaG
     return statistic / _members(param, geometry) if group["reduction"] == "sum" else statistic
 
 
-def steps(optimizer: MatrixAdaGrad, param: Tensor) -> int:
+def steps(optimizer: MatrixOptimizer, param: Tensor) -> int:
     """How many steps a parameter has taken."""
     state = optimizer.state.get(param)
     return int(state[STEP]) if state else 0
@@ -178,13 +182,14 @@ def refuse(options: Group, advice: Mapping[str, str], where: str) -> None:
             raise ValueError(f"{option}={options[option]!r} cannot be carried over to {where}: {instead}")
 
 
-def check_kind(argument: str, value: object, kind: type) -> None:
+def check_kind(argument: str, value: object, *kinds: type) -> None:
     """Raise an error for an argument of the wrong type."""
-    if not isinstance(value, kind):
-        raise TypeError(f"{argument} must be an instance of {kind.__name__}, got {type(value).__name__}")
+    if not isinstance(value, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{argument} must be an instance of {names}, got {type(value).__name__}")
 
 
-def parameters(optimizer: MatrixAdaGrad, peer: str) -> Iterator[tuple[str, Tensor, Group]]:
+def parameters(optimizer: MatrixOptimizer, peer: str) -> Iterator[tuple[str, Tensor, Group]]:
     """All parameters with their names and groups. Raises an error for one that the peer would treat differently."""
     for group in optimizer.param_groups:
         for name, param in optimizer._named(group):

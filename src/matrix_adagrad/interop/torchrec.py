@@ -7,9 +7,10 @@ from typing import Any
 
 from matrix_adagrad.geometry import Row
 from matrix_adagrad.interop.migration import check_kind, groups_from, groups_to, load_states, store_states
-from matrix_adagrad.optim import MatrixAdaGrad, RowAdaGrad
+from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, RowAdaGrad
 
 try:
+    from torchrec.optim.optimizers import PartialRowWiseAdam
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 except ImportError as error:
     raise ImportError(
@@ -19,6 +20,7 @@ except ImportError as error:
 
 __all__ = ["from_torchrec", "to_torchrec"]
 
+_PLACEHOLDER = "TorchRec's PartialRowWiseAdam has neither step nor state, it names FBGEMM's PARTIAL_ROWWISE_ADAM: use "
 _OPTIONS = ("lr", "eps", "weight_decay", "initial_accumulator_value", "maximize")
 
 
@@ -34,7 +36,8 @@ def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
     be sparse from now on; weight decay then acts only on the rows in the batch.
 
     Args:
-        optimizer: TorchRec's optimizer. ``lr_decay`` is refused.
+        optimizer: TorchRec's optimizer. ``lr_decay`` is refused. So is ``PartialRowWiseAdam``, which has no state: its
+            FBGEMM tables have it, and `from_fbgemm` takes them.
 
     Example:
         >>> import torch
@@ -48,6 +51,8 @@ def from_torchrec(optimizer: RowWiseAdagrad) -> RowAdaGrad:
         >>> torch.equal(ours.state[table.weight]["sum"], theirs.state[table.weight]["sum"])
         True
     """
+    if isinstance(optimizer, PartialRowWiseAdam):
+        raise TypeError(f"{_PLACEHOLDER}from_fbgemm(tables), with FBGEMM's module")
     check_kind("optimizer", optimizer, RowWiseAdagrad)
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -68,7 +73,7 @@ def to_torchrec(optimizer: MatrixAdaGrad) -> RowWiseAdagrad:
     Args:
         optimizer: a `RowAdaGrad`, or a `MatrixAdaGrad` whose groups scale by row. What TorchRec does not support is
             refused: vectors, other geometries, ``domain``, ``decoupled_weight_decay``, ``capturable``,
-            ``differentiable``. So are parameters narrower than float32.
+            ``differentiable``. So are parameters narrower than float32. A `RowMomentum` is one for `to_fbgemm`.
 
     Example:
         >>> import torch
@@ -79,6 +84,8 @@ def to_torchrec(optimizer: MatrixAdaGrad) -> RowWiseAdagrad:
         >>> theirs.param_groups[0]["lr"]  # by the mean, for rows of 16
         0.1
     """
+    if isinstance(optimizer, MatrixMomentum):
+        raise TypeError(f"{_PLACEHOLDER}to_fbgemm(modules, optimizer)")
     groups = groups_to("TorchRec", optimizer, _OPTIONS)
     for own in optimizer.param_groups:
         for name, param in optimizer._named(own):

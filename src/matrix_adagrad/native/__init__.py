@@ -31,30 +31,33 @@ __all__ = [
     "threads",
 ]
 
-# The dtypes that the kernels know, and their numbers.
+# The dtypes that the kernels support, and their codes in C.
 DTYPES = {dtype: i for i, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16))}
 
-# A table with a sparse gradient has fewer: a row and its place share 64 bits.
+# A table with a sparse gradient must have fewer rows: a row and its position share 64 bits.
 MOST_ROWS = 1 << 32
 
-# The number of the functions' interface, and the fields of the struct `tensor` of kernels.h.
-INTERFACE = 2
+# The version of the functions' interface, and the fields of the struct `tensor` of kernels.h.
+INTERFACE = 3
+ARRAY = ("data", "batch", "outer", "inner")
 TENSOR = (
-    *(f"{array}.{part}" for array in ("x", "g", "average", "statistic") for part in ("data", "outer", "inner")),
+    *(f"{array}.{part}" for array in ("x", "g", "average", "statistic") for part in ARRAY),
     *("outer", "inner", "kind", "dtype", "step", "step_is_f64", "index", "nnz"),
-    *("divisor", "sums", "stream", "offsets", "bags", "touched"),
+    *("divisor", "sums", "stream", "offsets", "bags", "touched", "matrices"),
+    *(f"{array}.{part}" for array in ("columns", "whole") for part in ARRAY),
+    *("columns_divisor", "whole_divisor", "combine"),
 )
 
 # The types of fields in C, and their characters in the formats of `struct`. Each has 8 bytes.
 _FORMATS = {"double": "d", "int64_t": "q", "uint64_t": "Q", "pointer": "q"}
 
-# What a step does to its tensors: one of both is asked for where parts of a block lie on other machines.
+# The two halves of a step. They run separately if parts of a block are on other machines.
 READ, MOVE = 1, 2
 
-# What can be wrong with bags that are to be summed, besides their rows.
+# What `sum_bags` returns if it runs out of memory.
 NO_MEMORY = 2
 
-# Where the installation leaves the library; the suffix is that of Python's own extensions.
+# Where the installation puts the library. Its suffix is that of Python's own extensions.
 LIBRARY = next(
     (
         path
@@ -69,30 +72,30 @@ _logger = logging.getLogger("matrix_adagrad")
 
 @functools.cache
 def missing() -> str:
-    """Why there are no native kernels, in words; empty if there are. The first to ask is told by a warning too."""
+    """Why the native kernels are missing; an empty string if they are not. The first call also logs a warning."""
     reason = ""
     if LIBRARY is None:
-        reason = "they were not built: install from the sources, with a C compiler that knows OpenMP"
+        reason = "they were not built: install from source, with a C compiler that supports OpenMP"
     else:
         try:
             load()
         except (OSError, AttributeError) as error:
             reason = f"{LIBRARY.name} cannot be loaded ({error})"
     if reason:
-        _logger.warning("matrix-adagrad runs without its native kernels, on torch's operators: %s", reason)
+        _logger.warning("matrix-adagrad runs on torch's operators, without its native kernels: %s", reason)
     return reason
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library; torch must be imported before, so that both share its threads."""
+    """Load the library. Torch must be imported first, so that both share its threads."""
     library = ctypes.CDLL(str(LIBRARY))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_Process.forked)
     library.matrix_adagrad_interface.restype = ctypes.c_int64
     library.matrix_adagrad_fields.restype, library.matrix_adagrad_fields.argtypes = ctypes.c_char_p, [ctypes.c_int64]
     if (found := library.matrix_adagrad_interface()) != INTERFACE:
-        raise OSError(f"it is of another version: its interface is number {found}, not {INTERFACE}: reinstall")
+        raise OSError(f"it belongs to another version, with interface {found} instead of {INTERFACE}: reinstall")
     _check_fields("config", sorted(_expected_config), sorted(_fields(library, 0)))
     _check_fields("tensor", TENSOR, _fields(library, 1))
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
@@ -113,21 +116,21 @@ _expected_config: set[str] = set()
 
 
 def expect_config(names: Iterable[str]) -> None:
-    """The fields that the struct `config` must have, by their names in Python; for when the library is loaded."""
+    """Say which fields the struct `config` must have, by their names in Python. This is checked on loading."""
     _expected_config.update(names)
 
 
 def _check_fields(name_of_struct: str, expected: Iterable[str], found: Iterable[str]) -> None:
     for name, own in itertools.zip_longest(expected, found, fillvalue="no field"):
         if name != own:
-            raise OSError(f"it is of another version: its {name_of_struct} has {own}, not {name}: reinstall")
+            raise OSError(f"it belongs to another version: its {name_of_struct} has {own}, not {name}: reinstall")
 
 
 def _fields(library: ctypes.CDLL, which: int) -> dict[str, str]:
     fields = dict(field.split(":") for field in library.matrix_adagrad_fields(which).decode().split())
     for name, type_ in fields.items():
         if type_ not in _FORMATS:
-            raise OSError(f"it is of another version: its {name} is of type {type_}: reinstall")
+            raise OSError(f"it belongs to another version: its {name} has type {type_}: reinstall")
     return {name: _FORMATS[type_] for name, type_ in fields.items()}
 
 
@@ -155,8 +158,8 @@ class _Process:
 
 
 def threads() -> int:
-    """How many threads share the work of a kernel: as many as torch uses, but one in a fork.
+    """How many threads share the work of a kernel: as many as torch uses, but only one in a forked process.
 
-    A fork has a single thread, while OpenMP still counts on those of its parent and would wait for them forever.
+    A fork has a single thread. OpenMP would wait forever for those of its parent.
     """
     return 1 if _Process.is_fork else torch.get_num_threads()

@@ -5,17 +5,28 @@
 
 #include <string.h>
 
-/* The buffers of a thread: copies of a tile, and two stripes of column sums. */
+static int is_large(const tensor *t) { return t->outer * t->inner >= LARGE_ENTRIES; }
+static int is_for_all_threads(const tensor *t) { return is_large(t) || t->matrices != 1; }
+static int sums_columns(const tensor *t) { return t->kind == PER_INNER || t->kind == PER_BOTH; }
+
+/* The buffers of a thread: copies of a tile, two stripes of column sums, and the scratch memory of a small tensor. */
 static int64_t bytes_per_thread(const tensor *t)
 {
-    return (TILE_COPIES * TILE_ENTRIES + (t->kind == PER_INNER ? 2 * STRIPE_COLUMNS : 0)) * real_bytes_of(t);
+    int64_t entries = TILE_COPIES * TILE_ENTRIES + (sums_columns(t) ? 2 * STRIPE_COLUMNS : 0);
+    return entries * real_bytes_of(t) + (t->kind == PER_BOTH && !is_large(t) ? scratch_bytes_per_both(t) : 0);
+}
+
+/* The scratch memory that all threads share, for a large tensor. */
+static int64_t shared_bytes(const tensor *t)
+{
+    return !is_large(t) ? 0 : t->kind == PER_BOTH ? scratch_bytes_per_both(t) : SCRATCH_BYTES;
 }
 
 static void plan_dense(const tensor *t, const settings *s, int passes, work *w)
 {
     plan_work(t, s, passes, NULL, w);
-    int64_t in_place = t->kind == PER_INNER ? STRIPE_COLUMNS : IN_PLACE_COLUMNS;
-    int64_t copied = t->kind == PER_INNER ? TILE_ENTRIES / 4 : TILE_ENTRIES;
+    int64_t in_place = sums_columns(t) ? STRIPE_COLUMNS : IN_PLACE_COLUMNS;
+    int64_t copied = sums_columns(t) ? TILE_ENTRIES / 4 : TILE_ENTRIES;
     w->tile_columns = max(1, min(t->inner, w->staged ? copied : in_place));
     w->fused = t->kind == PER_OUTER && passes == (READ | MOVE) && t->inner <= w->tile_columns;
     w->tile_rows = w->staged ? copied_rows(w->tile_columns) : w->fused ? t->outer : TILE_ROWS;
@@ -23,18 +34,6 @@ static void plan_dense(const tensor *t, const settings *s, int passes, work *w)
 }
 
 /* -------------------------------------------------------------------------------------------------------- regions */
-
-/* Rows i0 to i1 and columns j0 to j1, ends excluded. */
-typedef struct {
-    int64_t i0, i1, j0, j1;
-} region;
-
-/* The tiles of an area, in the order of memory; `at` says which entries. */
-#define FOR_TILES(w, area, at)                                                                                         \
-    for (span at = {.row = (area).i0}; at.rows = min((w)->tile_rows, (area).i1 - at.row), at.row < (area).i1;          \
-         at.row += at.rows)                                                                                            \
-        for (at.column = (area).j0; at.columns = min((w)->tile_columns, (area).j1 - at.column), at.column < (area).j1; \
-             at.column += at.columns)
 
 static double sum_region(const work *w, region area, tile_buffers *buf)
 {
@@ -153,7 +152,6 @@ static void step_tiles_fused(const work *w, region area, tile_buffers *buf)
    terms. */
 static void sum_columns(const work *w, region area, void *sums, tile_buffers *buf)
 {
-    enum { LEVEL_ROWS = 512 };
     void *level_sums = buf->column_sums;
     int64_t bytes = (area.j1 - area.j0) * w->ops->real_bytes;
     memset(sums, 0, (size_t)bytes);
@@ -195,7 +193,7 @@ static int64_t entries_per_piece(const work *w)
     return min(MAX_PIECE_BYTES / bytes_kept_per_entry(w),
                max(MIN_PIECE_ENTRIES, w->t->outer * w->t->inner / MIN_PIECES));
 }
-static int64_t rows_per_piece(const work *w) { return max(1, entries_per_piece(w) / max(1, w->t->inner)); }
+int64_t rows_per_piece(const work *w) { return max(1, entries_per_piece(w) / max(1, w->t->inner)); }
 static int64_t pieces_per_row(const work *w) { return max(1, ceil_div(w->t->inner, entries_per_piece(w))); }
 static int64_t piece_count(const work *w) { return ceil_div(w->t->outer, rows_per_piece(w)) * pieces_per_row(w); }
 
@@ -353,6 +351,12 @@ static void step_per_inner(const work *w, int64_t threads, void *scratch)
     for (int64_t j = 0; j < inner; j += columns) step_columns(w, j, min(inner, j + columns), threads, sums);
 }
 
+static char *scratch_of_thread(const work *w)
+{
+    tile_buffers buf = buffers_of_thread(w);
+    return second_stripe(w, &buf);
+}
+
 /* The workspace of a step: partial sums that threads share, which small tensors do without, and the buffers of each
    thread. */
 typedef struct {
@@ -367,6 +371,7 @@ static void step(const tensor *t, const settings *s, int passes, int64_t threads
     plan_dense(t, s, passes, &w);
     w.thread_buffers = mine.thread_buffers, w.thread_bytes = mine.thread_bytes;
     if (t->kind == PER_INNER) step_per_inner(&w, threads, mine.scratch);
+    else if (t->kind == PER_BOTH) step_per_both(&w, threads, mine.scratch ? mine.scratch : scratch_of_thread(&w));
     else if (t->kind == PER_ENTRY) step_per_entry(&w, threads);
     else if (t->kind == PER_TENSOR && mine.scratch) step_per_tensor(&w, threads, mine.scratch);
     else if (t->kind == PER_TENSOR) step_small_tensor(&w);
@@ -375,33 +380,57 @@ static void step(const tensor *t, const settings *s, int passes, int64_t threads
     else step_per_outer(&w, threads);
 }
 
-static int is_large(const tensor *t) { return t->outer * t->inner >= LARGE_ENTRIES; }
+/* One of the matrices of a batch, with settings of its own: those of its rows among all rows. */
+static void step_matrix(const tensor *t, settings s, int64_t b, int passes, int64_t threads, workspace mine)
+{
+    tensor matrix = *t;
+    int64_t entry_bytes = arithmetic_of(t->dtype, s.momentum)->entry_bytes, real_bytes = real_bytes_of(t);
+    array *entries[] = {&matrix.x, &matrix.g},
+          *reals[] = {&matrix.average, &matrix.statistic, &matrix.columns, &matrix.whole};
+    for (int k = 0; k < 2; k++) entries[k]->data = entry_at(entries[k]->data, b * entries[k]->batch, entry_bytes);
+    for (int k = 0; k < 4; k++)
+        if (reals[k]->data) reals[k]->data = entry_at(reals[k]->data, b * reals[k]->batch, real_bytes);
+    if (s.seed) s.seed += (uint64_t)(b * t->outer);
+    step(&matrix, &s, passes, threads, mine);
+}
 
-/* One step of every tensor, or one of its passes: small tensors in parallel, one per thread, then large tensors one by
-   one, each by all threads. Returns 0; or, if the workspace is too small, the bytes that are needed. Then nothing was
-   done. */
+/* Large matrices one by one, each by all threads; small ones in parallel. */
+static void step_batch(const tensor *t, const config *c, int passes, int64_t threads, workspace all)
+{
+    settings s = begin_step(t, c, passes);
+    for (int64_t b = 0; is_large(t) && b < t->matrices; b++) step_matrix(t, s, b, passes, threads, all);
+    if (is_large(t)) return;
+    PARALLEL_FOR_DYNAMIC
+    for (int64_t b = 0; b < t->matrices; b++) {
+        char *buffers = all.thread_buffers + thread_number() * all.thread_bytes;
+        step_matrix(t, s, b, passes, 1, (workspace){NULL, buffers, 0});
+    }
+}
+
+/* One step of every tensor, or one of its passes: small tensors in parallel, one per thread, then batches and large
+   tensors one by one, each by all threads. Returns 0; or, if the workspace is too small, the bytes that are needed.
+   Then nothing was done. */
 EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const config *c, int64_t threads,
                                    int64_t passes, char *workspace_data, int64_t workspace_bytes)
 {
-    int64_t entries = 0, shared = 0, per_thread = 0;
+    int64_t entries = 0, shared = 0, per_thread = 0, left = 0;
     for (int64_t i = 0; i < count; i++) {
-        entries += tensors[i].outer * tensors[i].inner;
+        entries += tensors[i].matrices * tensors[i].outer * tensors[i].inner;
         per_thread = max(per_thread, bytes_per_thread(&tensors[i]));
-        if (is_large(&tensors[i])) shared = SCRATCH_BYTES;
+        shared = max(shared, shared_bytes(&tensors[i]));
+        left += is_for_all_threads(&tensors[i]);
     }
     if (entries <= SERIAL_ENTRIES) threads = 1;
     if (shared + threads * per_thread > workspace_bytes) return shared + threads * per_thread;
     char *thread_buffers = workspace_data + shared;
     PARALLEL_FOR_DYNAMIC
     for (int64_t i = 0; i < count; i++)
-        if (!is_large(&tensors[i])) {
+        if (!is_for_all_threads(&tensors[i])) {
             settings s = begin_step(&tensors[i], c, (int)passes);
             step(&tensors[i], &s, (int)passes, 1, (workspace){NULL, thread_buffers + thread_number() * per_thread, 0});
         }
-    for (int64_t i = 0; shared && i < count; i++)
-        if (is_large(&tensors[i])) {
-            settings s = begin_step(&tensors[i], c, (int)passes);
-            step(&tensors[i], &s, (int)passes, threads, (workspace){workspace_data, thread_buffers, per_thread});
-        }
+    for (int64_t i = 0; left && i < count; i++)
+        if (is_for_all_threads(&tensors[i]))
+            step_batch(&tensors[i], c, (int)passes, threads, (workspace){workspace_data, thread_buffers, per_thread});
     return 0;
 }

@@ -9,7 +9,8 @@
 #define DESCRIBE_uint64_t(name) " " #name ":uint64_t"
 #define DESCRIBE_pointer(name) " " #name ":pointer"
 #define DESCRIBE_indices(name) " " #name ":pointer"
-#define DESCRIBE_array(name) " " #name ".data:pointer " #name ".outer:int64_t " #name ".inner:int64_t"
+#define DESCRIBE_array(name)                                                                                           \
+    " " #name ".data:pointer " #name ".batch:int64_t " #name ".outer:int64_t " #name ".inner:int64_t"
 #define DESCRIBE(type, name) DESCRIBE_##type(name)
 
 /* The fields of config (0) or of tensor (1), in order: "name:type name:type …"; NULL for any other number. */

@@ -42,23 +42,25 @@ enum {
     MIN_PIECE_ENTRIES = 1 << 14, /* of a piece */
     MIN_PIECES = 64,             /* pieces per tensor, unless they would be too small */
     MAX_ROW_CHUNKS = 16,         /* chunks of rows with column sums of their own */
+    LEVEL_ROWS = 512,            /* rows whose column sums are accumulated before they are added to others */
     SCRATCH_BYTES = 1 << 19,     /* for partial sums that threads share */
 };
 
-enum kind { PER_OUTER, PER_INNER, PER_ENTRY, PER_TENSOR }; /* which entries of a matrix share a scale */
+/* Which entries of a matrix share a scale; PER_BOTH: none do, the scale comes from the row's V and the column's. */
+enum kind { PER_OUTER, PER_INNER, PER_ENTRY, PER_TENSOR, PER_BOTH };
 enum dtype { F32, F64, BF16, F16, DTYPES };
 
 /* ---------------------------------------------------------------------------------------- what Python hands over */
 
 /* Incremented with every change of an exported function; the fields below describe themselves. */
-enum { INTERFACE = 2 };
+enum { INTERFACE = 3 };
 
 typedef void *pointer;
 typedef const int64_t *indices;
 
 typedef struct {
     pointer data;
-    int64_t outer, inner; /* strides, in entries */
+    int64_t batch, outer, inner; /* strides, in entries */
 } array;
 
 /* A tensor as a matrix of `outer` rows with `inner` entries each: X(type, name) for each field.
@@ -73,7 +75,11 @@ typedef struct {
      sums         step in two calls: the sums of squares of the blocks, laid out like the statistic
      stream       stochastic rounding: every tensor draws from a stream of its own
      offsets      sparse gradient by bags: entries from offsets[b] on take row b of the values; else NULL
-     touched      sparse gradient: takes the number of table rows that it touches, then these rows, in order; or NULL */
+     touched      sparse gradient: takes the number of table rows that it touches, then these rows, in order; or NULL
+     matrices     for PER_BOTH: how many there are, each for itself, `batch` entries apart
+     columns      for PER_BOTH: V of the columns, while statistic is that of the rows
+     whole        for PER_BOTH: V of the matrix, if `combine` (of enum combine) is PRODUCT
+     columns_divisor, whole_divisor  of their sums of squares */
 #define TENSOR_FIELDS(X)                                                                                               \
     X(array, x)                                                                                                        \
     X(array, g)                                                                                                        \
@@ -92,7 +98,13 @@ typedef struct {
     X(uint64_t, stream)                                                                                                \
     X(indices, offsets)                                                                                                \
     X(int64_t, bags)                                                                                                   \
-    X(pointer, touched)
+    X(pointer, touched)                                                                                                \
+    X(int64_t, matrices)                                                                                               \
+    X(array, columns)                                                                                                  \
+    X(array, whole)                                                                                                    \
+    X(int64_t, columns_divisor)                                                                                        \
+    X(int64_t, whole_divisor)                                                                                          \
+    X(int64_t, combine)
 
 /* Python packs words of 8 bytes: no field has another size, and there is no padding. */
 #define FIELD_BYTES(type, name) +sizeof(type)
@@ -104,7 +116,7 @@ typedef struct {
 
 TENSOR_FIELDS(ASSERT_WORDS)
 CONFIG_FIELDS(ASSERT_WORDS)
-_Static_assert(sizeof(array) == 3 * 8, "array has padding");
+_Static_assert(sizeof(array) == 4 * 8, "array has padding");
 _Static_assert(sizeof(tensor) == 0 TENSOR_FIELDS(FIELD_BYTES), "tensor has padding");
 _Static_assert(sizeof(config) == 0 CONFIG_FIELDS(FIELD_BYTES), "config has padding");
 
@@ -125,10 +137,15 @@ typedef struct {
     void (*read_columns)(const tile_view *t, const settings *s, void *squares); /* by column, accumulated in squares */
     void (*move_rows)(const tile_view *t, const settings *s, const void *scales);
     void (*move_columns)(const tile_view *t, const settings *s, const void *scales);
+    void (*read_both)(const tile_view *t, const settings *s, void *row_squares, void *squares); /* both of these */
+    void (*move_both)(const tile_view *t, const settings *s, const void *row_factors, const void *factors);
     void (*step_rows)(const tile_view *t, const settings *s); /* fused: read, V, scale and move, with a scale per row */
     void (*step_entries)(const tile_view *t, const settings *s); /* fused, with a scale per entry */
     void (*compute_scales)(const settings *s, void *v, const int64_t *row_index, const void *squares, void *scales,
                            int64_t n);
+    void (*accumulate)(const settings *s, void *v, const int64_t *row_index, const void *squares, int64_t n);
+    void (*compute_factors)(const settings *s, const void *v, const int64_t *row_index, const void *whole,
+                            void *factors, int64_t n); /* of the scales of rows, if whole is given, or of columns */
     void (*load)(const void *from, int64_t row_stride, int64_t column_stride, const int64_t *row_index, int64_t rows,
                  int64_t columns, void *to);
     void (*add_penalty)(void *g, const void *x, const settings *s, int64_t n);

@@ -14,6 +14,8 @@ INLINE NAME(settings) NAME(settings_of)(const settings *s)
 #undef CONVERT
 }
 
+INLINE REAL NAME(largest)(void) { return REAL_MAX; }
+
 INLINE REAL NAME(scale)(NAME(settings) u, REAL v) /* 0 for 0/0, and never infinite */
 {
     REAL root = ROOT(u, v), scale = u.lr / root;
@@ -21,7 +23,8 @@ INLINE REAL NAME(scale)(NAME(settings) u, REAL v) /* 0 for 0/0, and never infini
     return root == 0 ? 0 : scale;
 }
 
-/* Accumulates the sums of squares in V, unless squares is NULL, and turns V into scales. */
+/* Accumulates the sums of squares in V, unless squares is NULL, and turns V into scales. Steepest descent keeps V for
+   the move pass at most: without memory for it, it is not written. */
 static void NAME(compute_scales)(const settings *s, void *v_, const int64_t *row_index, const void *squares_,
                                  void *scales, int64_t n)
 {
@@ -30,27 +33,61 @@ static void NAME(compute_scales)(const settings *s, void *v_, const int64_t *row
     const REAL *squares = squares_;
     if (!squares)
         for (int64_t k = 0; k < n; k++) scale[k] = v[k];
-    else if (row_index)
+    else if (s->steepest) {
+        for (int64_t k = 0; k < n; k++) scale[k] = squares[k];
+        for (int64_t k = 0; k < n && v; k++) v[k] = scale[k];
+    } else if (row_index)
         for (int64_t k = 0; k < n; k++) scale[k] = v[row_index[k]] = ACCUMULATED(u, v[row_index[k]], squares[k]);
     else
         for (int64_t k = 0; k < n; k++) scale[k] = v[k] = ACCUMULATED(u, v[k], squares[k]);
     for (int64_t k = 0; k < n; k++) scale[k] = NAME(scale)(u, scale[k]);
 }
 
-INLINE void NAME(step_entries)(const tile_view *t, const settings *s, enum momentum momentum)
+static void NAME(accumulate)(const settings *s, void *v_, const int64_t *row_index, const void *squares_, int64_t n)
+{
+    NAME(settings) u = NAME(settings_of)(s);
+    REAL *restrict v = v_;
+    const REAL *restrict squares = squares_;
+    for (int64_t k = 0; k < n; k++) {
+        int64_t i = row_index ? row_index[k] : k;
+        v[i] = ACCUMULATED(u, v[i], squares[k]);
+    }
+}
+
+/* What rows, or columns, contribute to the scales of their entries: see enum combine. Only rows are divided by the
+   whole, and of a quotient there is no bias to correct. */
+static void NAME(compute_factors)(const settings *s, const void *v_, const int64_t *row_index, const void *whole_,
+                                  void *factors, int64_t n)
+{
+    const REAL *restrict v = v_, *whole = whole_;
+    REAL divisor = whole && *whole != 0 ? *whole : 1, correction = whole ? 1 : (REAL)s->v_correction;
+    REAL *restrict factor = factors;
+    for (int64_t k = 0; k < n; k++) factor[k] = SQRT(v[row_index ? row_index[k] : k] / divisor * correction);
+    for (int64_t k = 0; s->combine == GEOMETRIC && k < n; k++) factor[k] = SQRT(factor[k]);
+}
+
+INLINE void NAME(step_entries_as)(const tile_view *t, const settings *s, enum momentum momentum, int steepest)
 {
     NAME(settings) u = NAME(settings_of)(s);
     for (int64_t k = 0; k < t->rows; k++) {
         int64_t row = t->row_index ? t->row_index[k] : k;
         const REAL *restrict g = (const REAL *)t->g + k * t->g_stride;
-        REAL *restrict x = (REAL *)t->x + row * t->x_stride, *restrict v = (REAL *)t->v + row * t->v_stride;
+        REAL *restrict x = (REAL *)t->x + row * t->x_stride;
+        REAL *restrict v = steepest ? NULL : (REAL *)t->v + row * t->v_stride;
         REAL *restrict average = momentum ? (REAL *)t->average + row * t->average_stride : NULL;
         for (int64_t j = 0; j < t->columns; j++) {
-            v[j] = ACCUMULATED(u, v[j], g[j] * g[j]);
             if (momentum) average[j] = AVERAGED(u, average[j], g[j]);
-            x[j] = MOVED(u, x[j], SIGNED(u, NAME(scale)(u, v[j]), momentum), DIRECTION(u, average[j], g[j], momentum));
+            REAL direction = DIRECTION(u, average[j], g[j], momentum), squares = direction * direction;
+            if (!steepest) squares = v[j] = ACCUMULATED(u, v[j], g[j] * g[j]);
+            x[j] = MOVED(u, x[j], SIGNED(u, NAME(scale)(u, squares), momentum), direction);
         }
     }
+}
+
+INLINE void NAME(step_entries)(const tile_view *t, const settings *s, enum momentum momentum)
+{
+    if (s->steepest) NAME(step_entries_as)(t, s, momentum, 1);
+    else NAME(step_entries_as)(t, s, momentum, 0);
 }
 SPECIALIZE(step_entries, (const tile_view *t, const settings *s))
 

@@ -162,7 +162,7 @@ static void read_batch(const batch_walk *walk, int64_t k, row_batch *next)
     next->starts[next->count] = k;
     prefetch_rows(&t->x, next, t->inner, w->stored_ops->entry_bytes);
     prefetch_rows(&t->average, next, t->inner, w->ops->real_bytes);
-    if (t->kind == PER_ENTRY || t->kind == PER_OUTER)
+    if (t->kind == PER_ENTRY || t->kind == PER_OUTER || t->kind == PER_BOTH)
         prefetch_rows(&t->statistic, next, t->kind == PER_ENTRY ? t->inner : 1, w->ops->real_bytes);
 }
 
@@ -221,8 +221,8 @@ static void step_rows(const work *w, int64_t threads)
     }
 }
 
-/* Scales that all rows share, per column or for the whole: chunks of the gradient have column sums of their own, which
-   are added in order. */
+/* Scales that need column sums: per column, for the whole, or from rows and columns. Chunks of the gradient have column
+   sums of their own, which are added in order. */
 static void step_table(const work *w, int64_t threads, char *sums, int64_t chunks)
 {
     const tensor *t = w->t;
@@ -230,6 +230,7 @@ static void step_table(const work *w, int64_t threads, char *sums, int64_t chunk
     memset(sums, 0, (size_t)(chunks * width * real_bytes));
     PARALLEL_FOR_DYNAMIC
     for (int64_t c = 0; c < chunks; c++) {
+        double row_numbers[TILE_ROWS];
         tile_buffers buf = buffers_of_thread(w);
         span at;
         for (batch_walk walk = begin_walk(w, min(t->nnz, c * share), min(t->nnz, (c + 1) * share));
@@ -237,7 +238,10 @@ static void step_table(const work *w, int64_t threads, char *sums, int64_t chunk
             tile_view tile;
             open_tile(w, &at, READ, &buf, &tile);
             memset(buf.v, 0, (size_t)(width * real_bytes));
-            w->ops->read_columns(&tile, w->s, buf.v);
+            if (t->kind == PER_BOTH) {
+                w->ops->read_both(&tile, w->s, row_numbers, buf.v);
+                w->ops->accumulate(w->s, t->statistic.data, at.row_index, row_numbers, at.rows);
+            } else w->ops->read_columns(&tile, w->s, buf.v);
             w->ops->add(entry_at(sums, c * width, real_bytes), buf.v, width);
             close_tile(w, &tile, &at, READ);
         }
@@ -249,15 +253,20 @@ static void step_table(const work *w, int64_t threads, char *sums, int64_t chunk
         set_real(sums, 0, real_bytes, sum);
         w->ops->compute_scales(w->s, t->statistic.data, NULL, sums, sums, 1);
         for (int64_t j = 1; j < width; j++) memcpy(entry_at(sums, j, real_bytes), sums, (size_t)real_bytes);
-    } else w->ops->compute_scales(w->s, t->statistic.data, NULL, sums, sums, width);
+    } else if (t->kind == PER_BOTH) finish_columns(w, sums);
+    else w->ops->compute_scales(w->s, t->statistic.data, NULL, sums, sums, width);
     PARALLEL_FOR_DYNAMIC
     for (int64_t k = 0; k < t->nnz; k += SPAN_ENTRIES) {
+        double row_numbers[TILE_ROWS];
         tile_buffers buf = buffers_of_thread(w);
         span at;
         for (batch_walk walk = begin_walk(w, k, min(t->nnz, k + SPAN_ENTRIES)); next_tile(&walk, &at);) {
             tile_view tile;
             open_tile(w, &at, MOVE, &buf, &tile);
-            w->ops->move_columns(&tile, w->s, sums);
+            if (t->kind == PER_BOTH) {
+                factors_of_rows(w, 0, at.row_index, row_numbers, at.rows);
+                w->ops->move_both(&tile, w->s, row_numbers, sums);
+            } else w->ops->move_columns(&tile, w->s, sums);
             close_tile(w, &tile, &at, MOVE);
         }
     }
@@ -269,7 +278,7 @@ typedef struct {
     int64_t counts, tiles, sorted_entries, sums, total;
 } workspace;
 
-static int all_rows_share(const tensor *t) { return t->kind == PER_INNER || t->kind == PER_TENSOR; }
+static int has_column_sums(const tensor *t) { return t->kind != PER_OUTER && t->kind != PER_ENTRY; }
 
 static workspace workspace_of(const tensor *t, int64_t threads)
 {
@@ -281,7 +290,7 @@ static workspace workspace_of(const tensor *t, int64_t threads)
     sizes.counts = threads * BUCKETS * (int64_t)sizeof(int64_t);
     sizes.tiles = threads * TILE_COPIES * sizes.buffer_entries * real_bytes;
     sizes.sorted_entries = t->nnz * (int64_t)sizeof(uint64_t);
-    sizes.sums = all_rows_share(t) ? sizes.chunks * width * real_bytes : 0;
+    sizes.sums = has_column_sums(t) ? sizes.chunks * width * real_bytes : 0;
     sizes.total = sizes.counts + sizes.tiles + sizes.sorted_entries + sizes.sums;
     return sizes;
 }
@@ -299,7 +308,7 @@ static void step(const tensor *t, const config *c, uint64_t *entries, int is_sor
     plan_work(t, &s, READ | MOVE, order, &w);
     w.tile_rows = sizes.tile_rows, w.tile_columns = t->inner, w.buffer_entries = sizes.buffer_entries;
     w.thread_buffers = tiles, w.thread_bytes = TILE_COPIES * sizes.buffer_entries * real_bytes_of(t);
-    if (all_rows_share(t)) step_table(&w, threads, sums, sizes.chunks);
+    if (has_column_sums(t)) step_table(&w, threads, sums, sizes.chunks);
     else step_rows(&w, threads);
     hand_out_rows(t, order);
 }

@@ -11,6 +11,7 @@ settings begin_step(const tensor *t, const config *c, int passes)
     }
     settings s = settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t->divisor, c);
     s.seed = t->dtype == BF16 && c->seed ? (c->seed + t->stream * 0x9e3779b97f4a7c15u) | 1 : 0;
+    s.combine = (enum combine)t->combine;
     return s;
 }
 
@@ -73,7 +74,7 @@ static void copy_to(const tile_buffers *buf, const work *w, const span *at, int 
     tile->x_stride = tile->average_stride = at->columns;
     if (passes & MOVE || w->s->l2 != 0) load(w->stored_ops, &t->x, at, tile->x);
     if (w->s->momentum) load(w->ops, &t->average, at, tile->average);
-    if (t->kind != PER_ENTRY) return;
+    if (t->kind != PER_ENTRY || w->s->steepest) return;
     tile->v = buf->v, tile->v_stride = at->columns;
     load(w->ops, &t->statistic, at, tile->v);
 }
@@ -99,5 +100,5 @@ void close_tile(const work *w, const tile_view *tile, const span *at, int passes
     if (!w->staged) return;
     if (passes & MOVE) store(w->stored_ops, tile->x, &w->t->x, at, w->s->seed);
     if (passes & READ && w->s->momentum) store(w->ops, tile->average, &w->t->average, at, 0);
-    if (w->t->kind == PER_ENTRY) store(w->ops, tile->v, &w->t->statistic, at, 0);
+    if (w->t->kind == PER_ENTRY && !w->s->steepest) store(w->ops, tile->v, &w->t->statistic, at, 0);
 }

@@ -36,6 +36,18 @@ typedef struct {
     const int64_t *starts;              /* sparse gradient: row k has order[starts[k]] to order[starts[k + 1] - 1] */
 } span;
 
+/* Rows i0 to i1 and columns j0 to j1, ends excluded. */
+typedef struct {
+    int64_t i0, i1, j0, j1;
+} region;
+
+/* The tiles of an area, in the order of memory; `at` says which entries. */
+#define FOR_TILES(w, area, at)                                                                                         \
+    for (span at = {.row = (area).i0}; at.rows = min((w)->tile_rows, (area).i1 - at.row), at.row < (area).i1;          \
+         at.row += at.rows)                                                                                            \
+        for (at.column = (area).j0; at.columns = min((w)->tile_columns, (area).j1 - at.column), at.column < (area).j1; \
+             at.column += at.columns)
+
 /* The settings of this step; increments the step count if both passes are made. */
 settings begin_step(const tensor *t, const config *c, int passes);
 
@@ -49,6 +61,17 @@ tile_buffers buffers_of_thread(const work *w);
    writes back what they have changed. */
 void open_tile(const work *w, const span *at, int passes, const tile_buffers *buf, tile_view *tile);
 void close_tile(const work *w, const tile_view *tile, const span *at, int passes);
+
+/* So many rows are a piece of the tensor: small enough for the second pass to find it in cache. */
+int64_t rows_per_piece(const work *w);
+
+/* Dense steps of the kind PER_BOTH, and the scratch memory that they need. */
+int64_t scratch_bytes_per_both(const tensor *t);
+void step_per_both(const work *w, int64_t threads, char *scratch);
+/* Of the same kind, for sparse gradients too: turns the column sums of squares, once the rows' are in V, into V and
+   factors of the columns; and V of some rows, listed by index or from row i on, into their factors. */
+void finish_columns(const work *w, void *sums);
+void factors_of_rows(const work *w, int64_t i, const int64_t *row_index, void *factors, int64_t n);
 
 static inline int64_t real_bytes_of(const tensor *t) { return t->dtype == F64 ? sizeof(double) : sizeof(float); }
 

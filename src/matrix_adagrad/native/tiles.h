@@ -8,6 +8,7 @@
 enum { NAME(LANES) = 32 / sizeof(REAL) };
 #define LANES NAME(LANES)
 typedef REAL NAME(reals) __attribute__((vector_size(32)));
+typedef __typeof__((NAME(reals)){0} < (NAME(reals)){0}) NAME(mask); /* all bits of a lane, or none */
 typedef REAL NAME(reals_unaligned) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 typedef STORED NAME(entries)
     __attribute__((vector_size(32 / sizeof(REAL) * sizeof(STORED)), aligned(sizeof(STORED)), may_alias));
@@ -76,11 +77,13 @@ INLINE REAL NAME(sum_lanes)(REALS r)
 /* ----------------------------------------------------------------------------------------------- reading and moving */
 
 INLINE REALS NAME(square_and_accumulate)(const STORED *g, REAL *average, REALS_NAME(settings) u, enum momentum momentum,
-                                         int width)
+                                         int steepest, int width)
 {
     REALS e = GET(g);
-    if (momentum) PUT_REAL(average, AVERAGED(u, GET_REAL(average), e));
-    return e * e;
+    if (!momentum) return e * e;
+    REALS averaged = AVERAGED(u, GET_REAL(average), e), measured = MEASURED(u, averaged, e, momentum, steepest);
+    PUT_REAL(average, averaged);
+    return measured * measured;
 }
 
 #define MOVE_ENTRIES(x, g, average, scale)                                                                             \
@@ -116,10 +119,10 @@ INLINE void NAME(locate_rows)(const tile_view *t, int64_t k, int interleaved, RO
         }                                                                                                              \
     } while (0)
 
-/* Σg² of each row; g joins the average. Lanes accumulate independently and are then reduced by a tree: a fixed order,
-   for any SIMD width. */
-INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int interleaved, REAL *squares,
-                       enum momentum momentum)
+/* Σg² of each row, or of what x moves along; g joins the average. Lanes accumulate independently and are then reduced
+   by a tree: a fixed order, for any SIMD width. */
+INLINE void NAME(read_as)(const tile_view *t, const settings *s, int64_t k, int interleaved, REAL *squares,
+                          enum momentum momentum, int steepest)
 {
     REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
     ROW_VIEW rows[INTERLEAVED_ROWS];
@@ -138,7 +141,8 @@ INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int int
             sums[i][0] = add_pair_vectors(pair_totals[i].lower) + add_pair_vectors(pair_totals[i].upper);
     }
 #endif
-#define SQUARE(j, width) NAME(square_and_accumulate)(r.g + (j), momentum ? r.average + (j) : NULL, u, momentum, width)
+#define SQUARE(j, width)                                                                                               \
+    NAME(square_and_accumulate)(r.g + (j), momentum ? r.average + (j) : NULL, u, momentum, steepest, width)
     FOR_BLOCKS(j, i) {
         ROW_VIEW r = rows[i];
         PREFETCH(r.g, r.x);
@@ -151,6 +155,13 @@ INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int int
         squares[i] = NAME(sum_lanes)((sums[i][0] + sums[i][2]) + (sums[i][1] + sums[i][3]));
     }
 #undef SQUARE
+}
+
+INLINE void NAME(read)(const tile_view *t, const settings *s, int64_t k, int interleaved, REAL *squares,
+                       enum momentum momentum)
+{
+    if (momentum && s->steepest) NAME(read_as)(t, s, k, interleaved, squares, momentum, 1);
+    else NAME(read_as)(t, s, k, interleaved, squares, momentum, 0); /* without momentum, x moves along g */
 }
 
 INLINE void NAME(move)(const tile_view *t, const settings *s, int64_t k, int interleaved, const REAL *scales,
@@ -221,11 +232,13 @@ SPECIALIZE(step_rows, (const tile_view *t, const settings *s))
 
 /* Rows are accumulated in order. Where the sums exceed the L1 cache, each is loaded once for eight rows, or for four
    where averages are streamed besides. */
-INLINE void NAME(read_columns)(const tile_view *t, const settings *s, REAL *restrict sums, enum momentum momentum)
+INLINE void NAME(read_columns_as)(const tile_view *t, const settings *s, REAL *restrict sums, enum momentum momentum,
+                                  int steepest)
 {
     REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
     int64_t n = t->columns, k = 0, j;
-#define SQUARE(k) NAME(square_and_accumulate)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, u, momentum, width)
+#define SQUARE(k)                                                                                                      \
+    NAME(square_and_accumulate)(G_ROW(k) + j, momentum ? AVERAGE_ROW(k) + j : NULL, u, momentum, steepest, width)
 #define ADD_FOUR(sum, k) ((sum) + SQUARE(k) + SQUARE((k) + 1) + SQUARE((k) + 2) + SQUARE((k) + 3))
     for (; k + 8 <= t->rows && n > L1_COLUMNS && !momentum; k += 8)
         for (j = 0; j < n;) FOR_LANES(n, PUT_REAL(sums + j, ADD_FOUR(ADD_FOUR(GET_REAL(sums + j), k), k + 4)));
@@ -235,6 +248,12 @@ INLINE void NAME(read_columns)(const tile_view *t, const settings *s, REAL *rest
         for (j = 0; j < n;) FOR_LANES(n, PUT_REAL(sums + j, GET_REAL(sums + j) + SQUARE(k)));
 #undef ADD_FOUR
 #undef SQUARE
+}
+
+INLINE void NAME(read_columns)(const tile_view *t, const settings *s, REAL *sums, enum momentum momentum)
+{
+    if (momentum && s->steepest) NAME(read_columns_as)(t, s, sums, momentum, 1);
+    else NAME(read_columns_as)(t, s, sums, momentum, 0);
 }
 SPECIALIZE(read_columns, (const tile_view *t, const settings *s, void *squares), squares)
 
@@ -260,6 +279,114 @@ INLINE void NAME(move_columns)(const tile_view *t, const settings *s, const REAL
 #undef SCALES
 }
 SPECIALIZE(move_columns, (const tile_view *t, const settings *s, const void *scales), scales)
+
+/* Rows k to k + interleaved: each is summed as by `read`, and the columns as by `read_columns`. */
+INLINE void NAME(read_both_of)(const tile_view *t, const settings *s, int64_t k, int interleaved, REAL *row_sums,
+                               REAL *restrict column_sums, enum momentum momentum)
+{
+    REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
+    ROW_VIEW rows[INTERLEAVED_ROWS];
+    REALS sums[INTERLEAVED_ROWS][4] = {{{0}}};
+    int64_t n = t->columns, j = 0, next = k + 2 * interleaved <= t->rows ? interleaved * t->g_stride : 0;
+    NAME(locate_rows)(t, k, interleaved, rows, momentum);
+#define SQUARE(r, j)                                                                                                   \
+    NAME(square_and_accumulate)((r).g + (j), momentum ? (r).average + (j) : NULL, u, momentum, 0, width)
+#define ADD_SQUARES(l, j)                                                                                              \
+    {                                                                                                                  \
+        REALS column_sum = GET_REAL(column_sums + (j));                                                                \
+        for (int i = 0; i < interleaved; i++) {                                                                        \
+            REALS squares = SQUARE(rows[i], j);                                                                        \
+            sums[i][l] += squares, column_sum += squares;                                                              \
+        }                                                                                                              \
+        PUT_REAL(column_sums + (j), column_sum);                                                                       \
+    }
+    for (; j + BLOCK <= n; j += BLOCK) {
+        enum { width = LANES };
+        for (int i = 0; i < interleaved; i++) PREFETCH(rows[i].g, rows[i].g + next);
+        for (int l = 0; l < 4; l++) ADD_SQUARES(l, j + l * width);
+    }
+    FOR_LANES(n, ADD_SQUARES(0, j));
+    for (int i = 0; i < interleaved; i++)
+        row_sums[i] = NAME(sum_lanes)((sums[i][0] + sums[i][2]) + (sums[i][1] + sums[i][3]));
+#undef ADD_SQUARES
+#undef SQUARE
+}
+
+/* Where column sums, or factors, exceed the L1 cache, each is loaded once for several rows. */
+#define FOR_ROWS(work)                                                                                                 \
+    do {                                                                                                               \
+        int64_t k = 0;                                                                                                 \
+        {                                                                                                              \
+            enum { interleaved = INTERLEAVED_ROWS };                                                                   \
+            for (; k + interleaved <= t->rows && t->columns > L1_COLUMNS; k += interleaved) work;                      \
+        }                                                                                                              \
+        enum { interleaved = 1 };                                                                                      \
+        for (; k < t->rows; k++) work;                                                                                 \
+    } while (0)
+
+INLINE void NAME(read_both)(const tile_view *t, const settings *s, REAL *row_sums, REAL *column_sums,
+                            enum momentum momentum)
+{
+    FOR_ROWS(NAME(read_both_of)(t, s, k, interleaved, row_sums + k, column_sums, momentum));
+}
+SPECIALIZE(read_both, (const tile_view *t, const settings *s, void *row_squares, void *squares), row_squares, squares)
+
+INLINE REALS NAME(select)(NAME(mask) is_yes, REALS yes, REALS no)
+{
+    return (REALS)((is_yes & (NAME(mask))yes) | (~is_yes & (NAME(mask))no));
+}
+
+/* `scale` of reals.h for entries whose row and columns have these factors; it is bounded if eps alone keeps it finite.
+   */
+INLINE REALS NAME(scale_of_both)(REALS_NAME(settings) u, REAL row_factor, REALS factors, int by_minimum, int is_bounded)
+{
+    REALS zero = {0}, row_factors = row_factor + zero, largest = REALS_NAME(largest)() + zero;
+    REALS roots = row_factors * factors;
+    if (by_minimum) roots = NAME(select)((row_factors < factors) | (row_factors != row_factors), row_factors, factors);
+    roots += u.eps;
+    REALS scales = u.lr / roots;
+    if (is_bounded) return scales;
+    scales = NAME(select)(scales > largest, largest, scales);
+    return NAME(select)(roots == zero, zero, scales);
+}
+
+INLINE void NAME(move_both_of)(const tile_view *t, const settings *s, int64_t k, int interleaved,
+                               const REAL *row_factors, const REAL *restrict factors, enum momentum momentum,
+                               int by_minimum, int is_bounded)
+{
+    REALS_NAME(settings) u = REALS_NAME(settings_of)(s);
+    ROW_VIEW rows[INTERLEAVED_ROWS];
+    int64_t n = t->columns, j = 0;
+    NAME(locate_rows)(t, k, interleaved, rows, momentum);
+#define STEP(j)                                                                                                        \
+    {                                                                                                                  \
+        REALS column_factors = GET_REAL(factors + (j));                                                                \
+        for (int i = 0; i < interleaved; i++) {                                                                        \
+            REALS scales = NAME(scale_of_both)(u, row_factors[i], column_factors, by_minimum, is_bounded);             \
+            ROW_VIEW r = rows[i];                                                                                      \
+            MOVE_ENTRIES(r.x + (j), r.g + (j), r.average + (j), SIGNED(u, scales, momentum));                          \
+        }                                                                                                              \
+    }
+    for (; j + BLOCK <= n; j += BLOCK) {
+        enum { width = LANES };
+        for (int l = 0; l < 4; l++) STEP(j + l * width);
+    }
+    FOR_LANES(n, STEP(j));
+#undef STEP
+}
+
+INLINE void NAME(move_both)(const tile_view *t, const settings *s, const REAL *row_factors, const REAL *factors,
+                            enum momentum momentum)
+{
+    int is_bounded = (REAL)s->lr / (REAL)s->eps <= REALS_NAME(largest)(), by_minimum = s->combine == MINIMUM;
+    if (is_bounded && !by_minimum)
+        FOR_ROWS(NAME(move_both_of)(t, s, k, interleaved, row_factors + k, factors, momentum, 0, 1));
+    else
+        for (int64_t k = 0; k < t->rows; k++)
+            NAME(move_both_of)(t, s, k, 1, row_factors + k, factors, momentum, by_minimum, 0);
+}
+SPECIALIZE(move_both, (const tile_view *t, const settings *s, const void *row_factors, const void *factors),
+           row_factors, factors)
 
 /* ---------------------------------------------------------------------------------------- copies, and sums of rows */
 
@@ -362,12 +489,16 @@ static void NAME(gather_sums)(const void *values, int64_t row_stride, int64_t co
         .read_columns = NAME(read_columns_##momentum),                                                                 \
         .move_rows = NAME(move_rows_##momentum),                                                                       \
         .move_columns = NAME(move_columns_##momentum),                                                                 \
+        .read_both = NAME(read_both_##momentum),                                                                       \
+        .move_both = NAME(move_both_##momentum),                                                                       \
         .step_rows = NAME(step_rows_##momentum),                                                                       \
         .load = NAME(load),                                                                                            \
         .store = NAME(store),                                                                                          \
         .gather_sums = NAME(gather_sums),                                                                              \
         .step_entries = REALS_NAME(step_entries_##momentum),                                                           \
         .compute_scales = REALS_NAME(compute_scales),                                                                  \
+        .accumulate = REALS_NAME(accumulate),                                                                          \
+        .compute_factors = REALS_NAME(compute_factors),                                                                \
         .add_penalty = REALS_NAME(add_penalty),                                                                        \
         .add = REALS_NAME(add),                                                                                        \
     },
@@ -393,6 +524,7 @@ static const arithmetic NAME(arithmetic)[] = {FOR_EACH_MOMENTUM(ARITHMETIC_OF)};
 #undef ENTRIES
 #undef FOR_BLOCKS
 #undef PREFETCH
+#undef FOR_ROWS
 #undef STORED
 #undef BF16_PAIRS
 #undef REAL

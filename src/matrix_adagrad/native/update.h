@@ -11,8 +11,8 @@
 #define FIELD(type, name) type name;
 
 /* The options, for all tensors of a call: X(type, name) for each. The names are those of the Python options; momentum
-   says whether there are running averages, and seed is that of the stochastic rounding to bfloat16: 0 rounds to
-   nearest. */
+   says whether there are running averages, steepest is the size of a step of steepest descent at lr = 1, or 0 for other
+   updates, and seed is that of the stochastic rounding to bfloat16: 0 rounds to nearest. */
 #define CONFIG_FIELDS(X)                                                                                               \
     X(double, lr)                                                                                                      \
     X(double, eps)                                                                                                     \
@@ -24,6 +24,7 @@
     X(int64_t, nesterov)                                                                                               \
     X(int64_t, decoupled_weight_decay)                                                                                 \
     X(int64_t, maximize)                                                                                               \
+    X(double, steepest)                                                                                                \
     X(uint64_t, seed)
 
 typedef struct {
@@ -34,6 +35,10 @@ typedef struct {
 #define FOR_EACH_MOMENTUM(X, ...) X(NO_MOMENTUM, ##__VA_ARGS__) X(MOMENTUM, ##__VA_ARGS__) X(NESTEROV, ##__VA_ARGS__)
 #define ENUMERATOR(momentum) momentum,
 enum momentum { FOR_EACH_MOMENTUM(ENUMERATOR) };
+
+/* How the scale of an entry follows from r and c, the V of its row and of its column, and w, that of the whole matrix:
+   √(r / w) · √c, ∜r · ∜c or min(√r, √c). */
+enum combine { PRODUCT, GEOMETRIC, MINIMUM };
 
 /* -------------------------------------------------------------------------------------------------------- settings */
 
@@ -63,6 +68,8 @@ enum momentum { FOR_EACH_MOMENTUM(ENUMERATOR) };
 typedef struct {
     SETTINGS(FIELD, double)
     enum momentum momentum;
+    enum combine combine;
+    int steepest; /* V is Σ(direction²) of this step alone: nothing is kept of the last one */
     uint64_t seed;
 } settings;
 
@@ -80,6 +87,7 @@ static inline settings settings_at(double step, int64_t divisor, const config *c
 {
     int bias_corrected = c->momentum && c->bias_correction;
     double sign = c->maximize ? -1 : 1, l2 = c->decoupled_weight_decay ? 0 : c->weight_decay;
+    double steepest_lr = c->lr * c->steepest * sqrt((double)divisor); /* a block of that many entries has length 1 */
     return (settings){
         .sign = sign,
         .l2 = l2,
@@ -89,13 +97,16 @@ static inline settings settings_at(double step, int64_t divisor, const config *c
         .nesterov_weight = c->nesterov ? nesterov_weight(step, c) : 0,
         .v_decay = c->momentum ? c->beta2 : 1,
         .v_weight = (c->momentum ? 1 - c->beta2 : 1) / (double)divisor,
-        .lr = bias_corrected ? c->lr / one_minus_power(c->beta1, step) : c->lr,
+        .lr = c->steepest      ? steepest_lr
+              : bias_corrected ? c->lr / one_minus_power(c->beta1, step)
+                               : c->lr,
         .v_correction = bias_corrected ? 1 / one_minus_power(c->beta2, step) : 1,
         .eps = c->eps,
         .shrinkage = c->decoupled_weight_decay ? 1 - c->lr * c->weight_decay : 1,
         .momentum = !c->momentum || c->beta1 == 0 ? NO_MOMENTUM
                     : c->nesterov                 ? NESTEROV
                                                   : MOMENTUM,
+        .steepest = c->steepest != 0,
     };
 }
 
@@ -126,6 +137,9 @@ static inline int moves_without_g(const settings *s) { return s->momentum == MOM
      : (momentum)           ? (average)                                                                                \
                             : (g))
 #define SIGNED(u, scale, momentum) ((momentum) ? (scale) : (scale) * (u).g_sign)
+
+/* What the squares are of: for steepest descent, what x moves along. */
+#define MEASURED(u, average, g, momentum, steepest) ((steepest) ? DIRECTION(u, average, g, momentum) : (g))
 
 #define MOVED(u, x, scale, direction) ((x) * (u).shrinkage - (scale) * (direction))
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, Partition, as_partition
+from matrix_adagrad.geometry import Geometry, as_partition
 from matrix_adagrad.online.bounds import RegretTerms, inequalities
 from matrix_adagrad.online.fingerprints import fingerprint
 from matrix_adagrad.online.games import Game
@@ -117,15 +117,8 @@ class RegretMeter:
             return
         if self._target is not None:
             self._distance = max(self._distance, float(self._geometry.norm(self._target - x)))
-        moves = self._squared_lengths(x - self._x1)
+        moves = self._geometry.squared_lengths(x - self._x1)
         self._squared_moves = moves if self._squared_moves is None else torch.maximum(self._squared_moves, moves)
-
-    def _squared_lengths(self, x: Tensor) -> Tensor:
-        """For each block, or as a whole for a norm that is not the largest of several."""
-        assert self._geometry is not None
-        if isinstance(self._geometry, Partition):
-            return self._geometry.statistic(x)
-        return self._geometry.norm(x).square()
 
     # -------------------------------------------------------------------------------------------------- a whole game
 
@@ -253,15 +246,14 @@ class RegretMeter:
         if self._is_target(x):
             return self._distance
         assert self._squared_moves is not None
-        bound = (self._squared_lengths(x - self._x1).sqrt() + self._squared_moves.sqrt()).amax()
+        bound = (self._geometry.squared_lengths(x - self._x1).sqrt() + self._squared_moves.sqrt()).amax()
         return min(float(bound), self.learner.scheme.diameter(self.learner.domain, x.shape))
 
     def _absorbed(self, x: Tensor, roots: Tensor | None) -> float:
-        if roots is None or not isinstance(self._geometry, Partition):
+        if roots is None or self._geometry is None:
             return math.nan
-        if roots.shape != self._geometry.statistic_shape(x.shape):  # of a scheme of one's own
-            return math.nan
-        return inner(roots, self._geometry.statistic(x - self.learner.x))
+        squares = self._geometry.squared_lengths(x - self.learner.x)
+        return inner(roots, squares) if roots.shape == squares.shape else math.nan
 
     def _geometry_bounds(self, domain: Domain) -> dict[str, float]:
         shape = tuple(self._x1.shape)

@@ -11,23 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import (
-    Diagonal,
-    Entry,
-    Full,
-    Geometry,
-    Partition,
-    Shape,
-    Spectral,
-    as_geometry,
-    sum_squares,
-    wide_dtype,
-)
+from matrix_adagrad.geometry import Geometry, Shape, as_geometry, wide_dtype
 from matrix_adagrad.online.fingerprints import full_repr
-from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, Measured, Proximal, RowWise, Scaled
+from matrix_adagrad.online.proximal import EVERYWHERE, ColumnWise, GeometryMetric, Proximal, RowWise, Scaled
 
 __all__ = ["AdaGrad", "Fixed", "MirrorDescent", "Scheme"]
 
@@ -104,52 +94,47 @@ class AdaGrad(Scheme):
     def __init__(self, geometry: Geometry | str, delta: float = 1e-8) -> None:
         self._geometry, self.delta = as_geometry(geometry), _checked_delta(delta)
         self.squares: tuple[Tensor, ...] | None = None  # V_t, one or more statistics
-        self.entries: Tensor | None = None  # V_{t,ij} and s_t, if the metric is diagonal and not one of a partition
+        self.entries: Tensor | None = None  # V_{t,ij} and s_t, if the metric is diagonal, but its scales are not roots
         self.scale: Tensor | None = None
-        if isinstance(self._geometry, Diagonal) and not isinstance(self._geometry, Partition):
+        if self._geometry.is_diagonal and not self._geometry.has_root_scale:
             self.fall = self.short = 0.0
 
     @property
     def geometry(self) -> Geometry | None:
-        if isinstance(self._geometry, Partition):
-            return self._geometry
-        if isinstance(self._geometry, Diagonal):
-            return Entry()
-        return Spectral(steps=None) if isinstance(self._geometry, Full) else None
+        return self._geometry.regret_geometry
 
     def observe(self, grad: Tensor) -> Proximal:
-        geometry = self._geometry.on(grad.shape)
+        self._geometry = geometry = self._geometry.on(grad.shape)
         measured = geometry.measure(grad)
         if self.squares is not None:
-            measured = tuple(v + own for v, own in zip(self.squares, measured, strict=True))
+            measured = tuple(map(torch.add, self.squares, measured))
         self.squares = measured
-        if isinstance(geometry, Partition):
-            return Scaled(measured[0].sqrt() + self.delta, geometry)
-        if isinstance(geometry, Diagonal):
-            return Scaled(self._watched((geometry.scale(*measured) + self.delta).expand(grad.shape), grad))
-        if isinstance(geometry, Full) and grad.dim() == 2 and len(measured[0]) == 1:
-            (roots,), (vectors,) = geometry.derive(*measured)
+        if geometry.has_root_scale:
+            return Scaled(geometry.scale(*measured) + self.delta, geometry)
+        if geometry.is_diagonal:
+            return self._watched(geometry.scale(*measured) + self.delta, grad)
+        if (one_sided := geometry.one_sided(grad.shape, *measured)) is not None:
+            dim, roots, vectors = one_sided
             values = roots + self.delta
-            side = RowWise if geometry.is_row(grad.shape) else ColumnWise
-            return side((vectors * values) @ vectors.T, eigen=(values, vectors))
-        return Measured(geometry, measured, self.delta)
+            return (RowWise, ColumnWise)[dim]((vectors * values) @ vectors.T, eigen=(values, vectors))
+        return GeometryMetric(geometry, measured, self.delta)
 
-    def _watched(self, scale: Tensor, grad: Tensor) -> Tensor:
-        """The scale, once the conditions of its bound are measured."""
-        own = sum_squares(grad, ())
+    def _watched(self, scale: Tensor, grad: Tensor) -> Proximal:
+        """One scale per block of the bound's geometry, once its conditions are measured."""
+        assert self.geometry is not None
+        (own,) = self.geometry.measure(grad)
+        scale = scale.expand_as(own)
         self.entries = own if self.entries is None else self.entries + own
         if self.scale is not None:
             self.fall = max(self.fall, float((self.scale / scale).max()))
         self.short = max(self.short, float((self.entries.sqrt() / scale).max()))
         self.scale = scale
-        return scale
+        return Scaled(scale, self.geometry)
 
     def roots(self) -> Tensor | None:
-        if self.squares is None or self.geometry is None:
-            return None
-        if isinstance(self._geometry, Full):
-            return self._geometry.derive(*self.squares)[0].flatten()
-        return (self.squares[0] if self.entries is None else self.entries).sqrt()
+        if self.entries is not None:
+            return self.entries.sqrt()
+        return None if self.squares is None else self._geometry.eigenvalues(*self.squares)
 
     def values(self) -> Tensor | None:
         return super().values() if self.scale is None else self.scale

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain, WholeSpace
-from matrix_adagrad.geometry import Entry, Geometry, Partition, as_partition
+from matrix_adagrad.geometry import Geometry, Partition, as_partition
 from matrix_adagrad.online.fingerprints import full_repr
 from matrix_adagrad.online.solver import inner, minimise
 
-__all__ = ["ColumnWise", "Measured", "Proximal", "RowWise", "Scaled", "Vectorised"]
+__all__ = ["ColumnWise", "GeometryMetric", "Proximal", "RowWise", "Scaled", "Vectorised"]
 
 
 EVERYWHERE = WholeSpace()
@@ -82,8 +82,8 @@ class Scaled(Proximal):
     r"""One scale per block of a geometry: :math:`\psi(X) = \tfrac12 \sum_b s_b \|X_b\|_2^2`.
 
     Args:
-        scale: positive numbers in the shape of the geometry's statistic.
-        geometry: the geometry. By default, the scale broadcasts against X as it is.
+        scale: positive numbers in the shape of the geometry's statistic, or in one that broadcasts to it.
+        geometry: the geometry. By default, each entry is a block, and so the scale broadcasts against X.
 
     Example:
         >>> import torch
@@ -113,15 +113,16 @@ class Scaled(Proximal):
         return domain.project(x, self._spread(x))
 
     def _spread(self, x: Tensor) -> Tensor:
-        if isinstance(self.geometry, Entry):
-            return self.scale
-        if self.scale.shape != (needed := self.geometry.statistic_shape(x.shape)):
+        needed = self.geometry.statistic_shape(x.shape)
+        try:
+            self.scale.expand(needed)
+        except RuntimeError:
             shapes = f"{tuple(self.scale.shape)}, and geometry {self.geometry} of a tensor of shape {tuple(x.shape)}"
-            raise ValueError(f"scale has shape {shapes} needs {needed}")
+            raise ValueError(f"scale has shape {shapes} needs {needed}") from None
         return self.geometry.spread(self.scale, x.shape)
 
 
-class Measured(Proximal):
+class GeometryMetric(Proximal):
     """The metric that a geometry, diagonal or not, builds from its statistics and a stabilizer: ψ(X) = ½⟨X, HX⟩.
 
     Args:

@@ -2,11 +2,11 @@
 
 from matrix_adagrad.optim.adagrad import ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad
 from matrix_adagrad.optim.combined import CombinedOptimizer
+from matrix_adagrad.optim.explain import state_bytes
 from matrix_adagrad.optim.groups import geometry_groups
 from matrix_adagrad.optim.in_backward import step_in_backward
 from matrix_adagrad.optim.momentum import ColumnMomentum, MatrixMomentum, RowMomentum
-from matrix_adagrad.optim.muon import muon_with_rows
-from matrix_adagrad.optim.recipes import matrix_optimizer, state_bytes
+from matrix_adagrad.optim.recipes import matrix_optimizer
 from matrix_adagrad.optim.steepest import SteepestDescent
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "SteepestDescent",
     "geometry_groups",
     "matrix_optimizer",
-    "muon_with_rows",
     "state_bytes",
     "step_in_backward",
 ]

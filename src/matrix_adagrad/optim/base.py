@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, overload
 
 import torch
@@ -18,7 +18,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Diagonal, Full, Geometry, as_geometry
+from matrix_adagrad.geometry import Geometry, as_geometry
 from matrix_adagrad.optim.keywords import refuse_unknown
 from matrix_adagrad.optim.state import STEP, StatefulOptimizer
 from matrix_adagrad.optim.step.cache import UpdateCache
@@ -28,7 +28,7 @@ from matrix_adagrad.optim.step.update import Update, is_sharded
 from matrix_adagrad.optim.streams import Streams
 from matrix_adagrad.torch_private import sparse_indices, stored_entries
 
-__all__ = ["MatrixOptimizer"]
+__all__ = ["MatrixOptimizer", "divisors_of"]
 
 
 class MatrixOptimizer(StatefulOptimizer):
@@ -46,7 +46,8 @@ class MatrixOptimizer(StatefulOptimizer):
         check_options(defaults)
         self._make_caches()
         super().__init__(params, defaults)
-        if any(group["stochastic_rounding"] for group in self.param_groups) and self._streams.are_shared():
+        is_random = any(self.CONFIG.of_group(group).is_random for group in self.param_groups)
+        if is_random and self._streams.are_shared():
             self._streams.draw()
 
     def _make_caches(self) -> None:
@@ -100,7 +101,8 @@ class MatrixOptimizer(StatefulOptimizer):
                 f"use {general.__name__} for a geometry per group"
             )
 
-    def _check_fits(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+    @classmethod
+    def _check_fits(cls, name: str, param: Tensor, group: Mapping[str, Any]) -> None:
         geometry, domain = group["geometry"], group.get("domain")
         if not (param.is_floating_point() or param.is_complex()):
             raise TypeError(
@@ -110,21 +112,24 @@ class MatrixOptimizer(StatefulOptimizer):
             raise ValueError(f"{name} is sharded, and its step cannot be recorded: leave differentiable=False")
         if group["stochastic_rounding"] and param.dtype is torch.float16:
             raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
-        self._check_geometry_fits(name, param.shape, group)
-        if param.is_complex() and isinstance(geometry.on(param.shape), Full):
-            raise ValueError(f"{name} has dtype {param.dtype}, and {geometry!r} is for real parameters")
+        if group.get("momentum_dtype") is not None and param.is_complex():
+            raise ValueError(
+                f"{name} has dtype {param.dtype}, and its average cannot be real: leave momentum_dtype=None"
+            )
+        cls._check_geometry_fits(name, param, group)
         needs_scales = {
             "initial_accumulator_value=0": group.get("initial_accumulator_value"),
             "domain=None": domain is not None and domain.depends_on_metric,
         }
         for remedy, is_needed in needs_scales.items():
-            if is_needed and not isinstance(geometry.on(param.shape), Diagonal):
+            if is_needed and not geometry.on(param.shape).is_diagonal:
                 raise ValueError(f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave {remedy}")
         if domain is not None:
             domain.check_fits(name, torch.empty(param.shape, dtype=param.dtype, device="meta"))
 
-    def _check_geometry_fits(self, name: str, shape: torch.Size, group: dict[str, Any]) -> None:
-        group["geometry"].check_fits(name, shape)
+    @classmethod
+    def _check_geometry_fits(cls, name: str, param: Tensor, group: Mapping[str, Any]) -> None:
+        group["geometry"].check_fits(name, param.shape, param.dtype)
 
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         self._check_fits(name, param, group)  # a lazy parameter had no shape before
@@ -136,25 +141,25 @@ class MatrixOptimizer(StatefulOptimizer):
         domain = group.get("domain")
         if domain is None or param.is_meta:
             return
-        x, domain_here, is_shard = param.detach(), domain, False
+        x, own_domain, is_shard = param.detach(), domain, False  # of the shard, if it has its own
         if is_sharded(param):
             from matrix_adagrad.optim import sharding
 
-            x, domain_here, is_shard = sharding.domain_of_shard(x, domain)
+            x, own_domain, is_shard = sharding.domain_of_shard(x, domain)
 
         def total(number: float) -> float:
             return sharding.sum_over_shards(number, param) if is_shard else number
 
-        if not total(float(not domain_here.contains(x))):
+        if not total(float(not own_domain.contains(x))):
             return
         if not group["project_start"]:
-            distance = math.sqrt(total(domain_here.distance(x) ** 2))
+            distance = math.sqrt(total(own_domain.distance(x) ** 2))
             raise ValueError(
                 f"{name} starts outside {domain!r}, at a distance of {distance:.4g}: "
                 "start it inside, or pass project_start=True"
             )
         with torch.no_grad():
-            x.copy_(domain_here.project(x))
+            x.copy_(own_domain.project(x))
             if is_sharded(param) and not is_shard:
                 param.to_local().copy_(sharding.shards_of(x, param))
 
@@ -205,7 +210,7 @@ class MatrixOptimizer(StatefulOptimizer):
         if known is None or not known.renew(params, grads, states, config, values):
             updates = self._updates(group, config)
             known = UpdateCache(updates, [self.state[param] for param in params], config, values)
-        if config.stochastic_rounding:
+        if config.is_random:
             self._streams.assign(known.updates, config)
         return known
 
@@ -221,7 +226,7 @@ class MatrixOptimizer(StatefulOptimizer):
             geometry, measured = as_geometry(group["geometry"]).on(param.shape), self._measured(group, param.shape)
             average = averages[i] if averages else None
             statistic = tuple([next(remaining) for _ in (*measured.statistics, *measured.derived)])
-            divisors = _divisors(measured, param.shape, config)
+            divisors = divisors_of(measured, param.shape, config)
             updates.append(Update(param, grads[i], average, statistic, steps[i], geometry, divisors))
         return updates
 
@@ -283,7 +288,7 @@ def _say_that_all_rows_are_projected(name: str, domain: Domain) -> None:
     )
 
 
-def _divisors(geometry: Geometry, shape: torch.Size, config: Config) -> tuple[int, ...]:
+def divisors_of(geometry: Geometry, shape: torch.Size, config: Config) -> tuple[int, ...]:
     """What to divide the sums over blocks by. An empty block has an empty sum, and its mean is 0 too."""
     if config.reduction == "sum":
         return (1,) * len(geometry.statistics)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
 from matrix_adagrad.geometry import Batched, Column, Entry, Geometry, Row
+from matrix_adagrad.torch_private import Convolution
 
 __all__ = ["HEAD", "MATRIX", "TABLE", "VECTOR", "Kind", "Place", "kind_of", "output_heads", "places_of"]
 
 TABLE, HEAD, MATRIX, VECTOR = "table", "head", "matrix", "vector"
 # Names that models give their output layer, wherever it is.
 _HEAD_NAMES = ("classifier", "embed_out", "head", "lm_head", "logits", "score")
+_TABLE_NAMES = re.compile(r"embed|_emb$|\bw[pt]e$|table$")  # of parameters outside any layer, as pos_embed
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
-_LAYERS = (nn.Linear, *_TABLES, _ConvNd)
+_LAYERS = (nn.Linear, *_TABLES, Convolution)
 
 
 class Kind(NamedTuple):
@@ -59,7 +61,7 @@ def places_of(model: nn.Module) -> dict[nn.Parameter, list[Place]]:
     return places
 
 
-def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module, str]) -> Kind:
+def kind_of(param: nn.Parameter, places: Sequence[Place], heads: dict[nn.Module, str]) -> Kind:
     """What a parameter is, given its model's output heads and their reasons."""
     layers = [place.layer for place in places]
     plain = [_plain(layer) for layer in layers]
@@ -69,7 +71,7 @@ def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module,
     if any(layer._parameters.get("weight") is param for layer in tables):
         return Kind(TABLE, "a table: each row is an item", Row())
     # A convolution is one matrix with a row per channel. Other tensors are batches of matrices.
-    is_convolution = any(isinstance(layer, _ConvNd) for layer in plain)
+    is_convolution = any(isinstance(layer, Convolution) for layer in plain)
     rows, columns = (len(param), math.prod(param.shape[1:])) if is_convolution else param.shape[-2:]
     batch = 1 if is_convolution else math.prod(param.shape[:-2])
     if 1 in (rows, columns):
@@ -82,6 +84,8 @@ def kind_of(param: nn.Parameter, places: Iterable[Place], heads: dict[nn.Module,
         if items in (rows, columns):
             along = "row" if items == rows else "column"
             return Kind(TABLE, f"part of a table: each {along} is an item", by_row if items == rows else Column())
+    if not isinstance(places[0].modules[-1], _LAYERS) and _TABLE_NAMES.search(places[0].name.rpartition(".")[2]):
+        return Kind(TABLE, "a table, by its name", by_row)
     for layer in layers:
         if layer in heads and _outputs(layer) in (rows, None):
             return Kind(HEAD, heads[layer], by_row)
@@ -127,7 +131,8 @@ def output_heads(model: nn.Module) -> dict[nn.Module, str]:
 
 def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
     """The linear layers inside. An adapted layer counts as one."""
-    if isinstance(module, nn.Linear) or (_is_adapted(module) and not isinstance(_plain(module), (*_TABLES, _ConvNd))):
+    is_other = isinstance(_plain(module), (*_TABLES, Convolution))
+    if isinstance(module, nn.Linear) or (_is_adapted(module) and not is_other):
         yield module
         return
     for child in module.children():

@@ -25,7 +25,7 @@ class MatrixMomentum(MatrixOptimizer):
     In the entry geometry this is `torch.optim.Adam`, and with ``decoupled_weight_decay`` it is `torch.optim.AdamW`.
 
     Each parameter's state is ``state["exp_avg"]``, of the parameter's shape, ``state["exp_avg_sq"]``, one number per
-    scale, and ``state["step"]``. Both averages are in float32 or wider.
+    scale, and ``state["step"]``. Both averages are in float32 or wider, unless ``momentum_dtype`` is narrower.
 
     Args:
         params: as in `MatrixAdaGrad`. So are all arguments not listed here.
@@ -35,6 +35,8 @@ class MatrixMomentum(MatrixOptimizer):
         nesterov: move along :math:`\beta_1 \hat D_{t+1} + (1 - \beta_1)\, \hat G_t` instead of :math:`\hat D_t`, where
             :math:`\hat D_{t+1} = D_t / (1 - \beta_1^{t+1})` and :math:`\hat G_t = G_t / (1 - \beta_1^t)`. In the entry
             geometry this is Dozat's NAdam as implemented in optax (torch's varies :math:`\beta_1` from step to step).
+        momentum_dtype: ``torch.bfloat16`` keeps the average of gradients in half the memory, rounded up or down at
+            random, without bias.
         eps: the stabilizer, added to the root.
 
     Example:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from matrix_adagrad.geometry import Batched, Factored, Spectral, Unscaled
+from matrix_adagrad.geometry import Batched, Factored, Spectral
+from matrix_adagrad.optim.choices import Choice, Rules, choose, grouped
 from matrix_adagrad.optim.combined import CombinedOptimizer
-from matrix_adagrad.optim.groups import WITHOUT_AVERAGE, Choice, Rules, choose, explained, grouped
+from matrix_adagrad.optim.explain import explained_optimizer
 from matrix_adagrad.optim.keywords import refuse_unknown
 from matrix_adagrad.optim.kinds import HEAD, MATRIX, TABLE
 from matrix_adagrad.optim.momentum import MatrixMomentum
 from matrix_adagrad.optim.steepest import SteepestDescent
 from matrix_adagrad.optim.step.config import RATE, check_values
-from matrix_adagrad.optim.step.update import local
 from matrix_adagrad.text import show
-from matrix_adagrad.torch_private import tree_leaves
 
-__all__ = ["matrix_optimizer", "state_bytes"]
+__all__ = ["matrix_optimizer"]
 
-_REST = 5.0  # the rate of everything but hidden matrices, as a multiple of lr: it did well in benchmarks/muon.py
-_OWN_OPTIONS = ("lr", "tables_lr", "vectors_lr", "momentum", "betas", "weight_decay", "rules", "explain")
+_REST = 3.0  # the rate of everything but hidden matrices, as a multiple of lr: see docs/whole-model.md
+_OWN_OPTIONS = ("lr", "tables_lr", "heads_lr", "vectors_lr", "momentum", "betas", "weight_decay", "rules", "explain")
 _SHARED_OPTIONS = ("capturable", "differentiable", "maximize", "stochastic_rounding")
 
 
 def matrix_optimizer(
     model: nn.Module,
     *,
-    lr: float | Tensor = 0.006,
+    lr: float | Tensor = 0.004,
     tables_lr: float | Tensor | None = None,
+    heads_lr: float | Tensor | None = None,
     vectors_lr: float | Tensor | None = None,
     momentum: float = 0.95,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -60,61 +62,72 @@ def matrix_optimizer(
     `geometry_groups` decides which parameter is which.
 
     Args:
-        model: the model. It may be compiled or inside a data-parallel wrapper.
+        model: the model. It may be compiled or inside a data-parallel wrapper. Shard it before you make the optimizer.
         lr: the learning rate η of hidden matrices. Their steps have a root mean square of 0.2 η, like AdamW's.
-        tables_lr: the learning rate η' of tables and heads. Defaults to 5 times ``lr``.
+        tables_lr: the learning rate η' of tables. Defaults to 3 times ``lr``.
+        heads_lr: the learning rate η' of output heads. Defaults to ``tables_lr``, which a head tied to a table has.
         vectors_lr: the learning rate η'' of vectors, convolutions and everything else that moves as in Adam. Defaults
-            to 5 times ``lr``. The factor and ``lr`` come from one small model (docs/muon.md): tune them.
+            to 3 times ``lr``. The factor and ``lr`` come from small models (docs/whole-model.md): tune them.
         momentum: the decay rate β of the hidden matrices' momentum.
         betas: the decay rates of the running averages of gradients and of squares, as in Adam. The first is not for
             tables and heads.
         weight_decay: decoupled weight decay, ``x ← (1 - lr * weight_decay) x``, with the learning rate of x. Vectors
             (biases, norm gains, single rows and columns) are not decayed.
         rules: as in `geometry_groups`. A geometry of your own choice replaces the one above: `Spectral()` means
-            `SteepestDescent`, and all others `MatrixMomentum`, for tables and heads without an average.
-        explain: print a table of every parameter with its optimizer, geometry, number of scales, and the reason. Also
-            print the size of the state for all trained parameters, next to AdamW's.
+            `SteepestDescent` with ``lr``, and all others `MatrixMomentum`, for tables and heads without an average.
+        explain: print a table of every parameter with its optimizer, geometry, bytes of state, AdamW's bytes, and the
+            reason. Layers that differ only in their number share a line. The state of a sharded model is that of all
+            shards together.
         options: further options of both optimizers: ``capturable``, ``differentiable``, ``maximize`` or
             ``stochastic_rounding``.
 
     Example:
         >>> from torch import nn
-        >>> from matrix_adagrad import matrix_optimizer
-        >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1000))
-        >>> optimizer = matrix_optimizer(model, lr=0.01)
-        >>> [(group["name"], round(group["lr"], 3)) for group in optimizer.param_groups]
-        [('matrix', 0.01), ('table', 0.05), ('head', 0.05), ('vector', 0.05)]
-        >>> optimizer.init_state()
-        >>> sum(value.numel() for value in optimizer.state[model[0].weight].values())  # rows, columns, whole, and step
-        1018
+        >>> from matrix_adagrad import matrix_optimizer, state_bytes
+        >>> model = nn.ModuleDict({"tokens": nn.Embedding(800, 16), "head": nn.Linear(16, 800, bias=False)})
+        >>> model["mlp"] = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        >>> optimizer = matrix_optimizer(model, lr=0.01, explain=True)
+        parameter             shape     optimizer             geometry      state    AdamW  reason
+        tokens.weight         800 × 16  MatrixMomentum, β₁=0  Factored()  3.27 kB   102 kB  a table: each row is an item
+        head.weight           800 × 16  MatrixMomentum, β₁=0  Factored()  3.27 kB   102 kB  an output head, by its name
+        mlp.{0…3}.weight × 4  16 × 16   SteepestDescent       Spectral()  4.11 kB  8.21 kB  a hidden matrix
+        mlp.{0…3}.bias × 4    16        MatrixMomentum        entry         528 B    528 B  a vector: it has no rows
+        total                 26,688                                      11.2 kB   214 kB  5% of AdamW's state
+        >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
+        [('matrix', 0.01), ('table', 0.03), ('head', 0.03), ('vector', 0.03)]
+        >>> optimizer.init_state()  # otherwise the first step makes it
+        >>> state_bytes(optimizer)
+        11184
     """
     refuse_unknown("matrix_optimizer", options, [*_OWN_OPTIONS, *_SHARED_OPTIONS])
     check_values({"lr": lr, "momentum": momentum, "betas": betas, "weight_decay": weight_decay})
-    rates = {
-        "tables_lr": _REST * lr if tables_lr is None else tables_lr,
-        "vectors_lr": _REST * lr if vectors_lr is None else vectors_lr,
-    }
+    tables_lr = _REST * lr if tables_lr is None else tables_lr
+    heads_lr = tables_lr if heads_lr is None else heads_lr
+    vectors_lr = _REST * lr if vectors_lr is None else vectors_lr
+    rates = {"tables_lr": tables_lr, "heads_lr": heads_lr, "vectors_lr": vectors_lr}
     check_values(rates, dict.fromkeys(rates, RATE))
     choices, idle = choose(model, rules)
     if not choices:
         raise ValueError("model has no parameters")
+    without_average = {"betas": (0.0, betas[1])}
+    own = {TABLE: {"lr": tables_lr, **without_average}, HEAD: {"lr": heads_lr, **without_average}}
+
+    def combined(choices: Sequence[Choice]) -> CombinedOptimizer:
+        hidden = grouped(filter(_is_spectral, choices), weight_decay)
+        rest = grouped(itertools.filterfalse(_is_spectral, choices), weight_decay)
+        rest = [{**group, **own.get(group["name"], {})} for group in rest]
+        common: dict[str, Any] = {"decoupled_weight_decay": True, **options}
+        parts: list[Optimizer] = []
+        if hidden:
+            parts.append(SteepestDescent(hidden, lr=lr, momentum=momentum, nesterov=True, scale="rms", **common))
+        if rest:
+            parts.append(MatrixMomentum(rest, lr=vectors_lr, betas=betas, reduction="mean", **common))
+        return CombinedOptimizer(parts)
+
     choices = [_with_its_geometry(choice) for choice in choices]
     if explain:
-        show(explained(choices, idle, {choice.name: _optimizer_of(choice) for choice in choices}))
-    hidden, tables, vectors = (
-        grouped([choice for choice in choices if _optimizer_of(choice) == name], weight_decay)
-        for name in (SteepestDescent.__name__, WITHOUT_AVERAGE, MatrixMomentum.__name__)
-    )
-    common: dict[str, Any] = {"decoupled_weight_decay": True, **options}
-    adam = {"reduction": "mean", **common}
-    parts: list[Optimizer] = []
-    if hidden:
-        parts.append(SteepestDescent(hidden, lr=lr, momentum=momentum, nesterov=True, scale="rms", **common))
-    if tables:
-        parts.append(MatrixMomentum(tables, lr=rates["tables_lr"], betas=(0.0, betas[1]), **adam))
-    if vectors:
-        parts.append(MatrixMomentum(vectors, lr=rates["vectors_lr"], betas=betas, **adam))
-    return CombinedOptimizer(parts)
+        show(explained_optimizer(choices, idle, combined))
+    return combined(choices)
 
 
 def _with_its_geometry(choice: Choice) -> Choice:
@@ -127,28 +140,5 @@ def _with_its_geometry(choice: Choice) -> Choice:
     return choice._replace(geometry=Spectral()) if choice.kind == MATRIX and is_matrix else choice
 
 
-def _optimizer_of(choice: Choice) -> str:
-    if isinstance(choice.geometry.on(choice.param.shape), Unscaled):
-        return SteepestDescent.__name__
-    return WITHOUT_AVERAGE if choice.kind in (TABLE, HEAD) else MatrixMomentum.__name__
-
-
-def state_bytes(optimizer: Optimizer) -> int:
-    """The bytes of all tensors in an optimizer's state, also in nested lists and dicts.
-
-    Step counters count too, 4 bytes per parameter. Of a sharded tensor, the shard of this process counts.
-
-    Example:
-        >>> import torch
-        >>> from matrix_adagrad import RowAdaGrad, state_bytes
-        >>> table = torch.nn.Embedding(1000, 16)
-        >>> for cls in (torch.optim.AdamW, RowAdaGrad):
-        ...     optimizer = cls(table.parameters())
-        ...     table(torch.tensor([3])).sum().backward()
-        ...     optimizer.step()
-        ...     print(state_bytes(optimizer))
-        128004
-        4004
-    """
-    leaves = tree_leaves([optimizer.state[param] for param in optimizer.state])
-    return sum(local(value).nbytes for value in leaves if isinstance(value, Tensor))
+def _is_spectral(choice: Choice) -> bool:
+    return not choice.geometry.on(choice.param.shape).statistics

@@ -2,9 +2,9 @@
 
 A statistic follows its parameter's placements. A dimension outside the blocks is sharded like the parameter's: scales
 live with their rows. If a dimension inside the blocks is sharded, the statistic is replicated, and the sums of squares
-are all-reduced over exactly those mesh dimensions. Everything else is the ordinary step on the local shard. All
-decisions depend on the full parameter's shape. A geometry that is not a partition needs the full gradient: its
-parameters are gathered and stepped on every rank, and each rank keeps its shard.
+are all-reduced over exactly those mesh dimensions. A geometry with several statistics has a layout for each: the one of
+its partition. Everything else is the ordinary step on the local shard. All decisions depend on the full parameter's
+shape. Geometries that need the full gradient are in whole_matrices.py.
 
 `torch.distributed.tensor` takes a second to import, so this module is imported at the first DTensor.
 """
@@ -30,24 +30,26 @@ from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.project import project
 from matrix_adagrad.optim.step.update import Dims, Update, empty_like, local
 from matrix_adagrad.optim.streams import mixed
-from matrix_adagrad.torch_private import StridedShard
+from matrix_adagrad.torch_private import StridedShard, mesh_without_groups
 
 __all__ = [
     "SplitUpdate",
     "all_reduce",
+    "coordinate",
     "domain_of_shard",
     "empty_statistics",
-    "gather",
     "localize",
     "project_shards",
-    "scatter",
+    "redistributed",
     "shard_number",
     "sharded_dim",
     "shards_of",
     "statistic_layout",
+    "statistic_layouts",
     "sum_over_shards",
     "whole",
     "whole_statistic",
+    "with_whole_blocks",
 ]
 
 
@@ -59,9 +61,17 @@ class Layout(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def statistic_layout(geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]) -> Layout:
-    """The layout of the statistic for a parameter with this full shape and these placements."""
-    along = geometry.sharded_dims(shape) or {}
+def statistic_layouts(geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]) -> tuple[Layout, ...]:
+    """The layout of each statistic for a parameter with this full shape and these placements."""
+    kept = (*geometry.statistics, *geometry.derived)
+    partitions = geometry.sharded_as(shape) or (geometry.independent_blocks(shape),) * len(kept)
+    return tuple([statistic_layout(partition, shape, placements) for partition in partitions])
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def statistic_layout(partition: Partition, shape: torch.Size, placements: tuple[Placement, ...]) -> Layout:
+    """The layout of a partition's statistic."""
+    along = partition.sharded_dims(shape)
     kept: list[Placement] = []
     divided = []
     for i, placement in enumerate(placements):
@@ -88,7 +98,7 @@ def _moved(placement: Placement, dim: int) -> Placement:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _coordinate(mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
+def coordinate(mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
     """A rank's coordinate in a mesh.
 
     Code that depends on the current rank must ask for it here. Meshes compare equal on all ranks, and after a restart
@@ -102,7 +112,7 @@ def shard_number(param: Tensor) -> int:
     """A number that identifies the local shard: the same on its replicas, different for other shards."""
     assert isinstance(param, DTensor)
     number, mesh = 0, param.device_mesh
-    for size, k, placement in zip(mesh.shape, _coordinate(mesh, dist.get_rank()), param.placements, strict=True):
+    for size, k, placement in zip(mesh.shape, coordinate(mesh, dist.get_rank()), param.placements, strict=True):
         number = number if placement.is_replicate() else number * size + k
     return number
 
@@ -116,7 +126,7 @@ def _ranges(
     rank: int,  # noqa: ARG001
 ) -> tuple[range, ...]:
     """Which of this many slices along a dimension this rank holds, in order."""
-    mesh = DeviceMesh(mesh.device_type, mesh.mesh, _init_backend=False)  # see `_coordinate`
+    mesh = mesh_without_groups(mesh.device_type, mesh.mesh)  # see `coordinate`
     own = [_moved(placement, 0) if sharded_dim(placement) == dim else Replicate() for placement in placements]
     everything = torch.arange(size, device=mesh.device_type)
     numbers = local(distribute_tensor(everything, mesh, own, src_data_rank=None)).cpu()
@@ -127,11 +137,11 @@ def _ranges(
 
 
 class _Piece(NamedTuple):
-    """A local shard, or a part of it whose blocks form a matrix: its location, its shape, and its statistic."""
+    """A local shard, or a part of it whose blocks form a matrix: its location, its shape, and its statistics'."""
 
     where: tuple[slice, ...]
     shape: tuple[int, ...]
-    scales: tuple[slice, ...]
+    scales: tuple[slice, ...]  # in every statistic: there is only one where a shard has several pieces
 
 
 _ALL = slice(None)
@@ -139,7 +149,7 @@ _ALL = slice(None)
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pieces(
-    geometry: Partition,
+    geometry: Geometry,
     shape: torch.Size,
     local_shape: torch.Size,
     mesh: DeviceMesh,
@@ -147,6 +157,8 @@ def _pieces(
     rank: int,
 ) -> tuple[_Piece, ...]:
     """One piece, unless a dimension is both cut into blocks and sharded. Then there is one per block on this rank."""
+    if not isinstance(geometry, Partition) or type(geometry).cut is Partition.cut:
+        return (_Piece((), local_shape, ()),)
     cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
     for d, parts in enumerate(geometry.parts(shape)):
         sizes = tuple(cut[part] for part in parts)
@@ -176,36 +188,38 @@ def _pieces_along(ranges: Iterable[range], sizes: tuple[int, ...], is_inside: Se
 
 
 def localize(update: Update) -> Update | SplitUpdate:
-    """Turn the step of a DTensor in a partition into a step of plain tensors on this rank."""
-    param, geometry, shard = update.param, update.geometry, _redistributed(update).mapped(local)
+    """Turn the step of a DTensor that need not be gathered into a step of plain tensors on this rank."""
+    param, geometry, shard = update.param, update.geometry, redistributed(update).mapped(local)
     assert isinstance(param, DTensor)
-    assert isinstance(geometry, Partition)
-    mesh, placements, statistic = param.device_mesh, param.placements, local(update.statistics[0])
+    mesh, placements, statistics = param.device_mesh, param.placements, tuple(map(local, update.statistics))
     pieces = _pieces(geometry, param.shape, shard.param.shape, mesh, placements, dist.get_rank())
-    divided = statistic_layout(geometry, param.shape, placements).divided
+    layouts = statistic_layouts(geometry, param.shape, placements)
     parts = [
         replace(
             shard.mapped(lambda x: x[piece.where].view(piece.shape)),  # noqa: B023
-            statistics=(statistic[piece.scales],),
+            statistics=tuple([statistic[piece.scales] for statistic in statistics]),
             stream=mixed(update.stream, number) if number and update.stream else update.stream,
         )
         for number, piece in enumerate(pieces)
     ]
     for part in parts:
         part.is_single_block = part.statistics[0].numel() == 1 < update.statistics[0].numel()
-    if not divided:
+    if not any(layout.divided for layout in layouts):
         return parts[0]
-    groups = [_Group(mesh.get_group(dim), mesh.device_type) for dim in divided if mesh.size(dim) > 1]
-    split = SplitUpdate(replace(update, statistics=(statistic,)), groups)
+    groups = [
+        [_Group(mesh.get_group(dim), mesh.device_type) for dim in layout.divided if mesh.size(dim) > 1]
+        for layout in layouts
+    ]
+    split = SplitUpdate(replace(update, statistics=statistics), groups)
     for part, piece in zip(parts, pieces, strict=True):
         if part.param.numel():
-            part.sums = torch.empty_like(part.statistics[0])
+            part.sums = tuple(map(torch.empty_like, part.statistics))
             split.pieces.append(part)
             split.places.append(piece.scales)
     return split
 
 
-def _redistributed(update: Update) -> Update:
+def redistributed(update: Update) -> Update:
     """The update with a gradient that has the parameter's placements."""
     param, grad = update.param, update.grad
     assert isinstance(param, DTensor)
@@ -220,33 +234,26 @@ def _redistributed(update: Update) -> Update:
 
 
 def with_whole_blocks(update: Update) -> Update | None:
-    """The local part of a DTensor, if no block of its geometry is split over ranks."""
+    """The local part of a DTensor, if none of the blocks that its geometry treats on their own is split over ranks."""
     param, geometry = update.param, update.geometry
     assert isinstance(param, DTensor)
-    if not isinstance(geometry, Partition) or statistic_layout(geometry, param.shape, param.placements).divided:
+    if statistic_layout(geometry.independent_blocks(param.shape), param.shape, param.placements).divided:
         return None
-    shard = _redistributed(update).mapped(local)
-    if type(geometry).cut is Partition.cut:
+    shard = replace(redistributed(update).mapped(local), statistics=tuple(map(local, update.statistics)))
+    if not isinstance(geometry, Partition):
         return shard
-    (piece,) = _pieces(geometry, param.shape, shard.param.shape, param.device_mesh, param.placements, dist.get_rank())
-    viewed = shard.mapped(lambda x: x.view(piece.shape))
-    return replace(viewed, geometry=Dims(geometry.dims(param.shape), geometry))
-
-
-def gather(update: Update) -> Update:
-    """Turn a DTensor whose geometry needs the full gradient into an update of full tensors on every rank."""
-    return replace(_redistributed(update).mapped(whole), statistics=tuple(map(whole, update.statistics)))
+    own: Partition = geometry
+    if type(geometry).cut is not Partition.cut:
+        place = geometry, param.shape, shard.param.shape, param.device_mesh, param.placements
+        (piece,) = _pieces(*place, dist.get_rank())
+        shard, own = shard.mapped(lambda x: x.view(piece.shape)), Dims(geometry.dims(param.shape), geometry)
+    is_single_block = own.scales(shard.param.shape) == 1 < geometry.scales(param.shape)
+    return replace(shard, geometry=own, is_single_block=is_single_block)
 
 
 def whole(x: Tensor) -> Tensor:
     """The full tensor of a DTensor, gathered, or the tensor itself if it is not a DTensor."""
     return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def scatter(update: Update, gathered: Update) -> None:
-    """Write back this rank's shard of the gathered parameter and its state after its step."""
-    for shard, full in zip(update.written()[:-1], gathered.written()[:-1], strict=True):  # all but the count
-        local(shard).copy_(shards_of(full, shard))
 
 
 # ----------------------------------------------------------------------------------------------- blocks on many ranks
@@ -263,18 +270,18 @@ class _Group(NamedTuple):
 class SplitUpdate:
     """A parameter whose blocks span several ranks: sums are read, all-reduced over groups of ranks, then it moves."""
 
-    update: Update  # with the local shard of the statistic
-    groups: list[_Group]
+    update: Update  # with the local shards of the statistics
+    groups: list[list[_Group]]  # that all-reduce the sums of each statistic, if any
     pieces: list[Update] = field(default_factory=list)
-    places: list[tuple[slice, ...]] = field(default_factory=list)  # where each piece's scales are in the statistic
-    sums: Tensor = field(init=False)  # over the blocks
+    places: list[tuple[slice, ...]] = field(default_factory=list)  # where each piece's scales are in the statistics
+    sums: tuple[Tensor, ...] = field(init=False)  # over the blocks of each statistic
 
     def add_up(self) -> None:
         """Add up what was read from the pieces."""
-        self.sums = torch.zeros_like(self.update.statistics[0])
+        self.sums = tuple(map(torch.zeros_like, self.update.statistics))
         for place, piece in zip(self.places, self.pieces, strict=True):
-            assert piece.sums is not None
-            self.sums[place] += piece.sums
+            for total, part in zip(self.sums, piece.sums, strict=True):
+                total[place] += part
 
 
 def all_reduce(parameters: Sequence[SplitUpdate]) -> Iterator[None]:
@@ -284,8 +291,9 @@ def all_reduce(parameters: Sequence[SplitUpdate]) -> Iterator[None]:
     """
     for parameter in parameters:
         parameter.add_up()
-    for group in dict.fromkeys(itertools.chain.from_iterable(parameter.groups for parameter in parameters)):
-        sums = [parameter.sums for parameter in parameters if group in parameter.groups]
+    pairs = [pair for parameter in parameters for pair in zip(parameter.sums, parameter.groups, strict=True)]
+    for group in dict.fromkeys(itertools.chain.from_iterable(groups for _, groups in pairs)):
+        sums = [part for part, groups in pairs if group in groups]
         flat = torch.cat([part.flatten().to(group.device_type) for part in sums])
         call = dist.all_reduce(flat, group=group.processes, async_op=True)
         yield
@@ -300,9 +308,10 @@ def all_reduce(parameters: Sequence[SplitUpdate]) -> Iterator[None]:
 def empty_statistics(param: Tensor, geometry: Geometry, dtype: torch.dtype) -> list[Tensor]:
     """A parameter's statistics, laid out as the geometry says."""
     assert isinstance(param, DTensor)
-    placements = statistic_layout(geometry, param.shape, param.placements).placements
     mesh, statistics = param.device_mesh, []
-    for shape in map(torch.Size, (*geometry.statistic_shapes(param.shape), *geometry.derived_shapes(param.shape))):
+    layouts = statistic_layouts(geometry, param.shape, param.placements)
+    shapes = (*geometry.statistic_shapes(param.shape), *geometry.derived_shapes(param.shape))
+    for (placements, _), shape in zip(layouts, map(torch.Size, shapes), strict=True):
         sizes = list(shape)
         for param_dim, dim in zip(map(sharded_dim, param.placements), map(sharded_dim, placements), strict=True):
             if param_dim is not None and dim is not None:
@@ -343,8 +352,9 @@ def project_shards(update: Update, config: Config, domain: Domain) -> None:
     param = update.param
     assert isinstance(param, DTensor)
     x, domain_here, is_rows = domain_of_shard(param, domain)
-    # The local statistic may be for blocks that rows share, or there may be several.
-    rows_have_scales = isinstance(update.geometry, Partition) and update.statistics[0].dim() == param.dim()
+    # The statistics may be those of the full parameter, or of blocks that rows share in groups.
+    are_local = bool(update.geometry.sharded_as(param.shape))
+    rows_have_scales = are_local and all(v.dim() == param.dim() for v in update.statistics)
     if is_rows and domain.depends_on_metric and not rows_have_scales:
         x, domain_here, is_rows = param.full_tensor(), domain, False
     as_needed = local if is_rows or not domain.depends_on_metric else whole

@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, StateDict
 
-from matrix_adagrad.geometry import Diagonal, Geometry, Partition, wide_dtype
+from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.keywords import refuse_foreign
 from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain
 from matrix_adagrad.optim.step.config import RUN_OPTIONS, Config, check_options
 from matrix_adagrad.optim.step.update import empty_like, is_sharded, local
 
 __all__ = ["STEP", "StatefulOptimizer"]
+
+_AS_CONSTRUCTED = ("geometry", "rescale", "domain", "momentum_dtype")  # not restored from a saved state
 
 
 class StatefulOptimizer(Optimizer):
@@ -53,18 +55,21 @@ class StatefulOptimizer(Optimizer):
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise an error that names the parameter if it cannot have a state."""
 
-    def _measured(self, group: Mapping[str, Any], shape: torch.Size) -> Geometry:
+    @classmethod
+    def _measured(cls, group: Mapping[str, Any], shape: torch.Size) -> Geometry:
         """The geometry whose statistics are kept for a parameter of this shape."""
         geometry: Geometry = group["geometry"].on(shape)
         return geometry
 
-    def _statistic_keys(self, geometry: Geometry) -> tuple[str, ...]:
+    @classmethod
+    def _statistic_keys(cls, geometry: Geometry) -> tuple[str, ...]:
         names = (*geometry.statistics, *geometry.derived)
-        return tuple([f"{self.STATISTIC}_{name}" if name else self.STATISTIC for name in names])
+        return tuple([f"{cls.STATISTIC}_{name}" if name else cls.STATISTIC for name in names])
 
-    def _average_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+    @classmethod
+    def _average_keys(cls, group: Mapping[str, Any]) -> tuple[str, ...]:
         """The key of the average of gradients, if one is kept."""
-        return (self.AVERAGE,) if self.AVERAGE and self.CONFIG.of_group(group).keeps_average else ()
+        return (cls.AVERAGE,) if cls.AVERAGE and cls.CONFIG.of_group(group).keeps_average else ()
 
     def _state_of(self, group: dict[str, Any], i: int) -> dict[str, Tensor]:
         """The state of a parameter of the group, made and checked."""
@@ -72,12 +77,15 @@ class StatefulOptimizer(Optimizer):
         if not self.state.get(param):
             self._check_new(self._name(group, i), param, group)
         state: dict[str, Tensor] = self.state[param]
-        geometry, dtype = self._measured(group, param.shape), wide_dtype(param.dtype)
+        geometry = self._measured(group, param.shape)
         keys, averages = self._statistic_keys(geometry), self._average_keys(group)
+        dtypes = dict.fromkeys(keys, wide_dtype(param.dtype).to_real()) | dict.fromkeys(
+            averages, _average_dtype(param, group)
+        )
         if not state:
             state[STEP] = self._count(0, param, group)
             for key in averages:
-                state[key] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+                state[key] = torch.zeros_like(param, dtype=dtypes[key], memory_format=torch.preserve_format)
             for key, statistic in zip(keys, _empty_statistics(param, geometry), strict=True):
                 state[key] = statistic.fill_(group.get("initial_accumulator_value", 0.0))
         elif tuple([state[key].shape for key in keys if key in state]) != _statistic_shapes(geometry, param.shape):
@@ -88,12 +96,14 @@ class StatefulOptimizer(Optimizer):
             )
         elif self.AVERAGE and (self.AVERAGE in state) != bool(averages):  # an edited group has momentum now, or none
             if averages:
-                state[self.AVERAGE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+                average_dtype = dtypes[self.AVERAGE]
+                state[self.AVERAGE] = torch.zeros_like(param, dtype=average_dtype, memory_format=torch.preserve_format)
             else:
                 del state[self.AVERAGE]
-        elif any(state[key].dtype is not param.dtype for key in (*averages, *keys)):  # narrow, complex, or changed
-            for key in (*keys, *averages):
-                state[key] = _followed(state[key], dtype)
+        else:  # the parameter's dtype may have changed, as with model.double(), or the option
+            for key, dtype in dtypes.items():
+                if state[key].dtype is not dtype:
+                    state[key] = state[key].to(dtype)
         return state
 
     @staticmethod
@@ -123,7 +133,8 @@ class StatefulOptimizer(Optimizer):
         """Load a state. A state saved for another shape or geometry is refused, and nothing changes.
 
         Options are restored with the state, except those for how a step runs (``foreach``, ``fused``, ``capturable``,
-        ``differentiable``). Statistics stay in float32 or wider, whatever the parameter's dtype.
+        ``differentiable``) and ``momentum_dtype``, to which an average is converted. Statistics stay in float32 or
+        wider, whatever the parameter's dtype.
         """
         # Runs after all other pre-hooks: users' hooks may rewrite the dict, and whatever they return is loaded.
         handle = self.register_load_state_dict_pre_hook(lambda _, given: self._prepare_to_load(given))
@@ -137,8 +148,7 @@ class StatefulOptimizer(Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved |= {key: plain(value) for key, value in saved.items() if key != "params"}
             saved |= {"geometry": str(group["geometry"]), "domain": _saved_domain(group)}
-            if group.get("rescale") is not None:
-                saved["rescale"] = str(group["rescale"])
+            saved |= {key: str(saved[key]) for key in ("rescale", "momentum_dtype") if saved.get(key) is not None}
             for param, index in zip(group["params"], saved["params"], strict=True):
                 if index in state:  # in a new dict: this one belongs to the optimizer
                     state[index] = {**state[index], **self.shape_to_save(param, group)}
@@ -153,7 +163,7 @@ class StatefulOptimizer(Optimizer):
             if names != saved_names and sorted(names) == sorted(saved_names):
                 raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
             options = {key: group[key] for key in self.defaults}
-            stay = {key: group[key] for key in ("geometry", "rescale", "domain", *RUN_OPTIONS) if key in group}
+            stay = {key: group[key] for key in (*_AS_CONSTRUCTED, *RUN_OPTIONS) if key in group}
             param_groups.append({**options, **refuse_foreign(saved, options), **stay})
             check_options(param_groups[-1])
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
@@ -211,7 +221,7 @@ class StatefulOptimizer(Optimizer):
         for key, shape in needed.items():
             value, is_average = saved[key], key == self.AVERAGE
             check_array(key, value, is_complex=is_average and param.is_complex())
-            is_square = isinstance(geometry, Diagonal) and geometry.partitions and not is_average
+            is_square = geometry.partitions and not is_average
             if is_square and not is_sharded(value) and (value < 0).any():
                 raise ValueError(f"the saved {key!r} has numbers below 0, which squares cannot be")
             if saved_geometry != asked or tuple(value.shape) != shape:
@@ -226,21 +236,20 @@ class StatefulOptimizer(Optimizer):
     def shape_to_save(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The parameter's shape, to save with its state: m row sums could come from an m×16 or an m×64 matrix."""
         geometry = self._measured(group, param.shape)
-        is_by_entry = isinstance(geometry, Partition) and not geometry.dims(param.shape)
+        is_by_entry = any(not partition.dims(param.shape) for partition in geometry.partitions)
         if is_by_entry or self._average_keys(group) or not geometry.statistics:
             return {}
         return {SHAPE: torch.tensor(param.shape, dtype=torch.int64, device="cpu")}
 
     def _received(self, key: str, value: Any, param: Tensor, group: dict[str, Any]) -> Any:
         """Convert a saved value to state for ``param`` here."""
-        dtype = wide_dtype(param.dtype)
         if key == STEP:
             return self._count(value, param, group)
         geometry = self._measured(group, param.shape)
         if key in (keys := self._statistic_keys(geometry)):
             return _filled(_empty_statistics(param, geometry)[keys.index(key)], value)
         if key == self.AVERAGE:
-            return _filled(torch.empty_like(param, dtype=dtype, requires_grad=False), value)
+            return _filled(torch.empty_like(param, dtype=_average_dtype(param, group), requires_grad=False), value)
         return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -265,9 +274,9 @@ def _saved_domain(group: Mapping[str, Any]) -> str | None:
     return None if group.get("domain") is None else repr(group["domain"])
 
 
-def _followed(state: Tensor, dtype: torch.dtype) -> Tensor:
-    """State in the compute dtype, since its parameter's dtype may have changed, as with ``model.double()``."""
-    return state.to(dtype if state.is_complex() else dtype.to_real())  # statistics of complex parameters are real
+def _average_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
+    asked: torch.dtype | None = group.get("momentum_dtype")
+    return asked or wide_dtype(param.dtype)
 
 
 @functools.lru_cache(maxsize=1 << 14)

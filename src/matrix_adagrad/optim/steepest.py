@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad.geometry import Geometry, Unscaled
@@ -25,8 +27,9 @@ class SteepestDescent(MatrixOptimizer):
     Every step has the same length in that norm, whatever the size of the gradient. By row, each row of the momentum is
     normalized. By entry, this is Signum. In the spectral norm, it is Muon.
 
-    Each parameter's state is ``state["momentum_buffer"]``, of the parameter's shape, in float32 or wider, and
-    ``state["step"]``. With ``rescale``, there is ``state["exp_avg_sq"]`` too, one number per block.
+    Each parameter's state is ``state["momentum_buffer"]``, of the parameter's shape, in float32 or wider unless
+    ``momentum_dtype`` is narrower, and ``state["step"]``. With ``rescale``, there is ``state["exp_avg_sq"]`` too, one
+    number per block.
 
     Args:
         params: parameters, named parameters, or groups of either with per-group options.
@@ -35,6 +38,7 @@ class SteepestDescent(MatrixOptimizer):
             Vectors and scalars move by entry unless it is ``"whole"``.
         momentum: the decay rate β of the average of gradients. Without momentum, nothing is kept.
         nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
+        momentum_dtype: as in `MatrixMomentum`.
         scale: ``"rms"`` makes steps of the size of AdamW's in every geometry: a root mean square of 0.2 η. Then one
             learning rate serves a whole model. ``None`` takes the direction as it is, κ = 1.
         floor: divide a block by no less than this many times the root mean square of all blocks' lengths. Without it, a
@@ -43,7 +47,8 @@ class SteepestDescent(MatrixOptimizer):
         rescale: a partition. The direction is divided by the root of its running mean square over each block, and
             brought back to its length. In the spectral norm with `Row()`, this is NorMuon.
         rescale_beta: the decay rate of those running averages.
-        weight_decay: as in `MatrixAdaGrad`. So are all arguments not listed here.
+        weight_decay: as in `MatrixAdaGrad`. So are all arguments not listed here. The native kernels (``fused``) cover
+            partitions without ``rescale``.
 
     Example:
         >>> import torch
@@ -60,18 +65,24 @@ class SteepestDescent(MatrixOptimizer):
     STATISTIC = "exp_avg_sq"
     AVERAGE = "momentum_buffer"
 
-    def _measured(self, group: Mapping[str, Any], shape: torch.Size) -> Geometry:
+    @classmethod
+    def _measured(cls, group: Mapping[str, Any], shape: torch.Size) -> Geometry:
         return Unscaled() if group["rescale"] is None else group["rescale"].on(shape)
 
-    def _check_geometry_fits(self, name: str, shape: torch.Size, group: dict[str, Any]) -> None:
-        geometry = group["geometry"].on(shape)
+    @classmethod
+    def _check_geometry_fits(cls, name: str, param: Tensor, group: Mapping[str, Any]) -> None:
         try:
-            geometry.steepest(torch.empty(shape, device="meta"), group["floor"])
+            _check_has_direction(group["geometry"].on(param.shape), param.shape, group["floor"])
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from None
+            raise ValueError(f"{name}, of shape {tuple(param.shape)}, does not fit its geometry: {error}") from None
         if group["rescale"] is not None:
-            group["rescale"].check_fits(name, shape)
+            group["rescale"].check_fits(name, param.shape, param.dtype)
 
     @takes(SteepestConfig)
     def __init__(self, params: ParamsT, config: SteepestConfig) -> None:
         super().__init__(params, config)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _check_has_direction(geometry: Geometry, shape: torch.Size, floor: float) -> None:
+    geometry.steepest(torch.empty(shape, device="meta"), floor)

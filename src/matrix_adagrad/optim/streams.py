@@ -67,9 +67,9 @@ class Streams:
         self._positions.update({id(param): i for i, param in enumerate(params)})
 
     def assign(self, updates: Iterable[Update], config: Config) -> None:
-        """Give each stochastically rounded parameter its own stream for this step."""
+        """Give each update that rounds at random its own stream for this step."""
         # A captured graph of another device must draw from torch's own generator.
-        rounded = [u for u in updates if u.param.dtype is torch.bfloat16 and (u.param.is_cpu or not config.capturable)]
+        rounded = [u for u in updates if _is_rounded(u, config) and (u.param.is_cpu or not config.capturable)]
         if not rounded:
             return
         shared, seed = self.are_shared(), self._seed()
@@ -87,6 +87,11 @@ class Streams:
             # The first to arrive decides, and nobody waits: not every rank need have such an optimizer.
             self._agreed = int(default_store().compare_set(self._key, "", str(self._drawn)))
         return self._agreed
+
+
+def _is_rounded(update: Update, config: Config) -> bool:
+    narrow = config.stochastic_rounding and update.param.dtype is torch.bfloat16
+    return narrow or (config.momentum_dtype is not None and update.average is not None)
 
 
 def _random_number() -> int:

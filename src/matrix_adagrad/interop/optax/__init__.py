@@ -32,19 +32,21 @@ from matrix_adagrad.interop.optax.aliases import (
     matrix_momentum,
     row_adagrad,
     row_momentum,
+    steepest_descent,
 )
 from matrix_adagrad.interop.optax.convert import from_torch, to_torch
 from matrix_adagrad.interop.optax.projections import project
+from matrix_adagrad.interop.optax.states import MatrixAdaGradState, MatrixMomentumState, SteepestDescentState
 from matrix_adagrad.interop.optax.transforms import (
-    MatrixAdaGradState,
-    MatrixMomentumState,
     scale_by_matrix_adagrad,
     scale_by_matrix_momentum,
+    scale_by_steepest_descent,
 )
 
 __all__ = [
     "MatrixAdaGradState",
     "MatrixMomentumState",
+    "SteepestDescentState",
     "column_adagrad",
     "column_momentum",
     "from_torch",
@@ -55,5 +57,7 @@ __all__ = [
     "row_momentum",
     "scale_by_matrix_adagrad",
     "scale_by_matrix_momentum",
+    "scale_by_steepest_descent",
+    "steepest_descent",
     "to_torch",
 ]

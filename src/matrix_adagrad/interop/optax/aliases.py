@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import jax
 import optax
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Column, Geometry, Row
-from matrix_adagrad.interop.optax.projections import check_domain
-from matrix_adagrad.interop.optax.transforms import check, descent, make_rule
+from matrix_adagrad.geometry import Column, Geometry, Partition, Row
+from matrix_adagrad.interop.optax.descent import check, descent, make_rule
 from matrix_adagrad.interop.optax.update_rule import UpdateRule
+from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, SteepestDescent
 from matrix_adagrad.optim.step.config import Reduction
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "matrix_momentum",
     "row_adagrad",
     "row_momentum",
+    "steepest_descent",
 ]
 
 LearningRate: TypeAlias = "float | jax.Array | Callable[[jax.Array], Any]"
@@ -44,6 +45,7 @@ class _AdaGradOptions(_Options, total=False):
 class _MomentumOptions(_Options, total=False):
     betas: tuple[float, float]
     bias_correction: bool
+    nesterov: bool
 
 
 def matrix_adagrad(
@@ -100,8 +102,15 @@ def matrix_adagrad(
         [[0.5 0.5 0.5 0.5]
          [0.  0.  0.  0. ]]
     """
-    rule = make_rule(geometry, reduction=reduction, eps=eps, initial_accumulator_value=initial_accumulator_value)
-    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay, domain)
+    rule = make_rule(
+        MatrixAdaGrad,
+        geometry,
+        reduction=reduction,
+        eps=eps,
+        initial_accumulator_value=initial_accumulator_value,
+        domain=domain,
+    )
+    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay)
 
 
 def matrix_momentum(
@@ -111,6 +120,7 @@ def matrix_momentum(
     reduction: Reduction = "sum",
     betas: tuple[float, float] = (0.9, 0.999),
     bias_correction: bool = True,
+    nesterov: bool = False,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
@@ -132,6 +142,7 @@ def matrix_momentum(
         reduction: ``"sum"`` adds up the squares over a block. ``"mean"`` averages them: steps are the size of Adam's.
         betas: the decay rates β₁ and β₂ of the running averages of the gradient and of its square.
         bias_correction: correct for the averages starting at zero.
+        nesterov: move along Nesterov's direction, as `matrix_adagrad.MatrixMomentum` does. By entry: `optax.nadam`.
         eps: the stabilizer, added to the root.
         weight_decay: the factor of an L2 penalty, or of a decoupled decay, as in `matrix_adagrad`.
         decoupled_weight_decay: see ``weight_decay``.
@@ -150,8 +161,80 @@ def matrix_momentum(
         >>> state.exp_avg["kernel"].shape, state.exp_avg_sq["kernel"].shape
         ((16, 4), (1, 4))
     """
-    rule = make_rule(geometry, reduction=reduction, eps=eps, betas=betas, bias_correction=bias_correction)
-    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay, domain)
+    rule = make_rule(
+        MatrixMomentum,
+        geometry,
+        reduction=reduction,
+        betas=betas,
+        bias_correction=bias_correction,
+        nesterov=nesterov,
+        eps=eps,
+        domain=domain,
+    )
+    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay)
+
+
+def steepest_descent(
+    learning_rate: LearningRate,
+    geometry: Geometry | str = "row",
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    scale: Literal["rms"] | None = "rms",
+    floor: float = 0.0,
+    rescale: Partition | None = None,
+    rescale_beta: float = 0.95,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+) -> optax.GradientTransformation:
+    r"""Momentum, along the direction of steepest descent in a norm: `matrix_adagrad.SteepestDescent` for JAX.
+
+    .. math::
+        M_t = \beta M_{t-1} + (1 - \beta)\, G_t, \qquad
+        X_{t+1} = X_t - \eta\, \kappa \operatorname*{argmax}_{\|D\| \le 1} \langle M_t, D \rangle
+
+    By row, each row of the momentum is normalized. By entry, this is Signum. In the spectral norm, it is Muon.
+
+    Args:
+        learning_rate: the step size η: a number, or a schedule, which is called with the number of steps so far.
+        geometry: whose norm it is: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, a `Partition`, or `Spectral()`.
+            Vectors and scalars move by entry unless it is ``"whole"``. `Spectral` iterates in float32, unless its
+            ``dtype`` says otherwise.
+        momentum: the decay rate β of the average of gradients. Without momentum, no average is kept.
+        nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
+        scale: ``"rms"`` makes steps of the size of AdamW's in every geometry: a root mean square of 0.2 η. ``None``
+            takes the direction as it is, κ = 1.
+        floor: divide a block by no less than this many times the root mean square of all blocks' lengths, so that a
+            block whose gradient has vanished stops moving at full size.
+        rescale: a partition. The direction is divided by the root of its running mean square over each block, and
+            brought back to its length. In the spectral norm with `Row()`, this is NorMuon.
+        rescale_beta: the decay rate of those running averages.
+        weight_decay: the factor of an L2 penalty, or of a decoupled decay, as in `matrix_adagrad`.
+        decoupled_weight_decay: see ``weight_decay``.
+
+    Returns:
+        A gradient transformation whose state is a `SteepestDescentState`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from matrix_adagrad import Row, Spectral
+        >>> from matrix_adagrad.interop.optax import steepest_descent
+        >>> normuon = steepest_descent(0.02, Spectral(), nesterov=True, rescale=Row())
+        >>> state = normuon.init(jnp.zeros((4, 16)))
+        >>> state.momentum_buffer.shape, state.exp_avg_sq.shape
+        ((4, 16), (4, 1))
+    """
+    rule = make_rule(
+        SteepestDescent,
+        geometry,
+        momentum=momentum,
+        nesterov=nesterov,
+        scale=scale,
+        floor=floor,
+        rescale=rescale,
+        rescale_beta=rescale_beta,
+    )
+    return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay)
 
 
 _Alias = TypeVar("_Alias", bound=Callable[..., Any])
@@ -240,15 +323,9 @@ def column_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOpti
 
 
 def _optimizer(
-    rule: UpdateRule,
-    learning_rate: LearningRate,
-    weight_decay: float,
-    decoupled_weight_decay: bool,
-    domain: Domain | None,
+    rule: UpdateRule, learning_rate: LearningRate, weight_decay: float, decoupled_weight_decay: bool
 ) -> optax.GradientTransformation:
-    check({"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay, "domain": domain})
+    check({"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay})
     if not callable(learning_rate):
         check({"learning_rate": learning_rate})
-    if domain is not None:
-        check_domain(domain)
-    return descent(rule, learning_rate, weight_decay, decoupled_weight_decay, domain)
+    return descent(rule, learning_rate, weight_decay, decoupled_weight_decay)

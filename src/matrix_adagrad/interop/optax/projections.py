@@ -18,6 +18,7 @@ import torch
 from matrix_adagrad.domains import Balls, Box, Domain, L1Balls, RowProduct, Simplices
 from matrix_adagrad.domains.balls import _BISECTION, _NEWTON
 from matrix_adagrad.domains.base import _EPS, BlockDomain
+from matrix_adagrad.interop.optax.tensors import twin
 
 __all__ = ["check_domain", "project"]
 
@@ -46,7 +47,7 @@ def project(domain: Domain, x: Any, scale: Any = 1.0) -> jax.Array:
     x = jnp.asarray(x)
     if getattr(torch, x.dtype.name, None) not in _EPS:
         raise TypeError(f"an array to be projected must have a floating-point dtype, got {x.dtype}")
-    domain.check_fits("an array to be projected", _twin(x))
+    domain.check_fits("an array to be projected", twin(x))
     return _onto(domain, x, scale) if x.size else x
 
 
@@ -67,11 +68,6 @@ def check_domain(domain: Domain) -> None:
     if isinstance(domain, RowProduct):
         for _, part in domain.parts:
             check_domain(part)
-
-
-def _twin(x: jax.Array) -> torch.Tensor:
-    """A meta tensor of the same shape and dtype: domains know what fits them, and what rounding does."""
-    return torch.empty(x.shape, dtype=getattr(torch, x.dtype.name), device="meta")
 
 
 def _viewed(domain: BlockDomain, x: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
@@ -102,7 +98,7 @@ def _onto_balls(domain: Balls, x: jax.Array, scale: Any) -> jax.Array:
     alike = tuple(d for d in dims if s.shape[d] == 1)  # these entries share a factor: only their lengths enter
     lengths = jnp.sqrt(jnp.sum(jnp.square(jnp.abs(viewed)), alike, keepdims=True)) if alike else jnp.abs(viewed)
     rest = tuple(d for d in dims if d not in alike)
-    return viewed * _shrinkage(lengths / domain.radius, s, rest, domain._slack(_twin(x)))
+    return viewed * _shrinkage(lengths / domain.radius, s, rest, domain._slack(twin(x)))
 
 
 def _shrinkage(a: jax.Array, s: jax.Array, dims: tuple[int, ...], slack: float) -> jax.Array:
@@ -151,7 +147,7 @@ def _onto_sums(
     last = tuple(range(-len(dims), 0))
     moved, scales = (jnp.moveaxis(v, dims, last) for v in (viewed, jnp.broadcast_to(s, viewed.shape)))
     matrix = (-1, math.prod(moved.shape[moved.ndim - len(dims) :]))
-    y = onto(moved.reshape(matrix), scales.reshape(matrix), domain._slack(_twin(x)))
+    y = onto(moved.reshape(matrix), scales.reshape(matrix), domain._slack(twin(x)))
     return jnp.moveaxis(y.reshape(moved.shape), last, dims)
 
 

@@ -1,46 +1,17 @@
-"""The scalings for `optax.chain`: they divide gradients by their scales."""
+"""The scalings for `optax.chain`: they divide gradients by their scales, or take the direction of steepest descent."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from matrix_adagrad.domains import Domain, WholeSpace
-from matrix_adagrad.geometry import Geometry, as_partition
-from matrix_adagrad.interop.optax.projections import project
-from matrix_adagrad.interop.optax.update_rule import UpdateRule, wide_dtype, widened
-from matrix_adagrad.optim.step.config import Reduction, check_values
+from matrix_adagrad.geometry import Geometry, Partition
+from matrix_adagrad.interop.optax.descent import make_rule, scaling
+from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, SteepestDescent
+from matrix_adagrad.optim.step.config import Reduction
 
-__all__ = [
-    "MatrixAdaGradState",
-    "MatrixMomentumState",
-    "check",
-    "descent",
-    "make_rule",
-    "scale_by_matrix_adagrad",
-    "scale_by_matrix_momentum",
-]
-
-
-class MatrixAdaGradState(NamedTuple):
-    """``count``, the number of steps, and ``sum``, one number per scale in float32 or wider, as in the torch state."""
-
-    count: jax.Array
-    sum: Any
-
-
-class MatrixMomentumState(NamedTuple):
-    """``count``, the number of steps; ``exp_avg``, of the parameters' shapes; ``exp_avg_sq``, one number per scale."""
-
-    count: jax.Array
-    exp_avg: Any
-    exp_avg_sq: Any
-
-
-State = MatrixAdaGradState | MatrixMomentumState
+__all__ = ["scale_by_matrix_adagrad", "scale_by_matrix_momentum", "scale_by_steepest_descent"]
 
 
 def scale_by_matrix_adagrad(
@@ -77,10 +48,12 @@ def scale_by_matrix_adagrad(
         >>> updates, state = optimizer.update(jnp.array([[2.0, 1.0], [2.0, 0.0], [2.0, 0.0], [2.0, 0.0]]), state)
         >>> print(updates.T)
         [[-0.5 -0.5 -0.5 -0.5]
-         [-1.  -0.  -0.  -0. ]]
+         [-1.   0.   0.   0. ]]
     """
-    rule = make_rule(geometry, reduction=reduction, eps=eps, initial_accumulator_value=initial_accumulator_value)
-    return descent(rule, learning_rate=-1.0)
+    rule = make_rule(
+        MatrixAdaGrad, geometry, reduction=reduction, eps=eps, initial_accumulator_value=initial_accumulator_value
+    )
+    return scaling(rule)
 
 
 def scale_by_matrix_momentum(
@@ -89,6 +62,7 @@ def scale_by_matrix_momentum(
     reduction: Reduction = "sum",
     betas: tuple[float, float] = (0.9, 0.999),
     bias_correction: bool = True,
+    nesterov: bool = False,
     eps: float = 1e-8,
 ) -> optax.GradientTransformation:
     r"""Divide the running average of gradients by one scale per block: the root of the running average of squares.
@@ -106,6 +80,7 @@ def scale_by_matrix_momentum(
         reduction: as in `scale_by_matrix_adagrad`.
         betas: the decay rates β₁ and β₂ of the running averages of the gradient and of its square.
         bias_correction: correct for the averages starting at zero.
+        nesterov: take Nesterov's direction, as in `matrix_adagrad.MatrixMomentum`. By entry, this is optax's NAdam.
         eps: the stabilizer, added to the root.
 
     Returns:
@@ -119,69 +94,74 @@ def scale_by_matrix_momentum(
         >>> state.exp_avg.shape, state.exp_avg_sq.shape
         ((4, 16), (4, 1))
     """
-    rule = make_rule(geometry, reduction=reduction, eps=eps, betas=betas, bias_correction=bias_correction)
-    return descent(rule, learning_rate=-1.0)
+    rule = make_rule(
+        MatrixMomentum,
+        geometry,
+        reduction=reduction,
+        betas=betas,
+        bias_correction=bias_correction,
+        nesterov=nesterov,
+        eps=eps,
+    )
+    return scaling(rule)
 
 
-def make_rule(geometry: Geometry | str, *, initial_accumulator_value: Any = 0.0, **options: Any) -> UpdateRule:
-    """Check these options and make the rule."""
-    check({**options, "initial_accumulator_value": initial_accumulator_value})
-    return UpdateRule(as_partition(geometry), start=initial_accumulator_value, **options)
-
-
-def check(options: dict[str, Any]) -> None:
-    """Raise an error that names the first invalid option. Arrays are skipped: their values may not be known."""
-    check_values({name: value for name, value in options.items() if not isinstance(value, jax.Array)})
-
-
-def descent(
-    rule: UpdateRule,
-    learning_rate: Any,
-    weight_decay: Any = 0.0,
-    decoupled_weight_decay: bool = False,
-    domain: Domain | None = None,
+def scale_by_steepest_descent(
+    geometry: Geometry | str = "row",
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    scale: Literal["rms"] | None = "rms",
+    floor: float = 0.0,
+    rescale: Partition | None = None,
+    rescale_beta: float = 0.95,
 ) -> optax.GradientTransformation:
-    """A rule as a transformation: -η D / S, with the requested penalty and projection."""
-    decays = isinstance(weight_decay, jax.Array) or weight_decay != 0
-    domain = None if domain == WholeSpace() else domain
+    r"""Replace gradients by the direction of steepest descent of their running average, in a geometry's norm.
 
-    def init(params: Any) -> State:
-        count = jnp.zeros((), jnp.int32)
-        statistics = jax.tree_util.tree_map_with_path(rule.init_statistic, params)
-        if rule.betas is None:
-            return MatrixAdaGradState(count, statistics)
-        averages = jax.tree.map(lambda x, v: jnp.zeros_like(x, wide_dtype(x, v)), params, statistics)
-        return MatrixMomentumState(count, averages, statistics)
+    .. math::
+        M_t = \beta M_{t-1} + (1 - \beta)\, G_t, \qquad
+        U_t = \kappa \operatorname*{argmax}_{\|D\| \le 1} \langle M_t, D \rangle
 
-    def update(grads: Any, state: State, params: Any = None) -> tuple[Any, State]:
-        if params is None and (decays or domain is not None):
-            raise ValueError("weight_decay and domain need the parameters: call update(grads, state, params)")
-        count, before = optax.safe_increment(state.count), state[-1]
-        lr = learning_rate(state.count) if callable(learning_rate) else learning_rate
+    Args:
+        geometry: whose norm it is: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, a `Partition`, or `Spectral()`.
+        momentum: the decay rate β. Without momentum, no average is kept.
+        nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
+        scale: ``"rms"`` makes updates of the size of AdamW's in every geometry: a root mean square of 0.2. ``None``
+            takes the direction as it is, κ = 1.
+        floor: divide a block by no less than this many times the root mean square of all blocks' lengths.
+        rescale: a partition. The direction is divided by the root of its running mean square over each block, and
+            brought back to its length.
+        rescale_beta: the decay rate of those running averages.
 
-        g = jax.tree.map(widened, grads, before)
-        if decays and not decoupled_weight_decay:  # the penalty's gradient is part of G_t
-            g = jax.tree.map(lambda g, x, v: g + jnp.asarray(weight_decay, v.dtype) * widened(x, v), g, params, before)
-        statistics = jax.tree.map(rule.statistic, g, before)
-        directions = g if rule.betas is None else jax.tree.map(rule.average, g, state[1])
+    Returns:
+        A gradient transformation whose state is a `SteepestDescentState`.
 
-        scales = jax.tree.map(lambda v: rule.scale(v, count), statistics)
-        updates = jax.tree.map(lambda d, s: -rule.step(lr, d, s, count), directions, scales)
-        if decays and decoupled_weight_decay:
-            updates = jax.tree.map(
-                lambda u, x, s: u - jnp.asarray(lr * weight_decay, s.dtype) * widened(x, s), updates, params, scales
-            )
-        if domain is not None:
-            updates = jax.tree.map(lambda u, x, s: _projected(u, x, s, rule, domain), updates, params, scales)
-        after = (count, statistics) if rule.betas is None else (count, directions, statistics)
-        return updates, type(state)(*after)
+    Example:
+        Muon, with gradients that are clipped first:
 
-    return optax.GradientTransformation(init, update)
-
-
-def _projected(u: jax.Array, x: Any, s: jax.Array, rule: UpdateRule, domain: Domain) -> jax.Array:
-    """The update that ends at the projection of x + u onto the domain, in the metric S."""
-    wide = widened(x, s)
-    # Round before and after the projection, as happens to a low-precision parameter stored in memory.
-    moved = (wide + u).astype(jnp.asarray(x).dtype)
-    return widened(project(domain, moved, rule.metric(s, moved.shape)), s) - wide
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from matrix_adagrad import Spectral
+        >>> from matrix_adagrad.interop.optax import scale_by_steepest_descent
+        >>> optimizer = optax.chain(
+        ...     optax.clip_by_global_norm(1.0),
+        ...     scale_by_steepest_descent(Spectral(steps=None), scale=None),
+        ...     optax.scale_by_learning_rate(1.0),
+        ... )
+        >>> state = optimizer.init(jnp.zeros((2, 2)))
+        >>> updates, state = optimizer.update(jnp.array([[3.0, 0.0], [0.0, 4.0]]), state)
+        >>> print(updates.round(5) + 0.0)
+        [[-1.  0.]
+         [ 0. -1.]]
+    """
+    rule = make_rule(
+        SteepestDescent,
+        geometry,
+        momentum=momentum,
+        nesterov=nesterov,
+        scale=scale,
+        floor=floor,
+        rescale=rescale,
+        rescale_beta=rescale_beta,
+    )
+    return scaling(rule)

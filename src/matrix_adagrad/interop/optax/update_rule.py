@@ -1,105 +1,156 @@
-"""The update rule for one array: what `matrix_adagrad.optim.step.reference` does, without writing to anything."""
+"""The update rule for one array: `matrix_adagrad.optim.step` itself, with torch's operators on JAX arrays."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import torch
+from torch import Tensor
 
-from matrix_adagrad.geometry import Partition
+from matrix_adagrad.geometry import Diagonal, Geometry, Partition, Unscaled
+from matrix_adagrad.interop.optax.tensors import JaxTensor, twin
+from matrix_adagrad.optim.base import MatrixOptimizer, divisors_of
+from matrix_adagrad.optim.step.config import SteepestConfig
+from matrix_adagrad.optim.step.project import positive
+from matrix_adagrad.optim.step.reference import Reference
+from matrix_adagrad.optim.step.steepest import Steepest
+from matrix_adagrad.optim.step.update import Update
 
-__all__ = ["UpdateRule", "wide_dtype", "widened"]
+__all__ = ["Kept", "UpdateRule", "widened"]
 
 
-def wide_dtype(x: Any, statistic: jax.Array) -> Any:
-    """The compute dtype for ``x``: the dtype of its statistic, or the corresponding complex dtype."""
-    return jnp.promote_types(statistic.dtype, jnp.complex64) if jnp.iscomplexobj(x) else statistic.dtype
+class Kept(NamedTuple):
+    """The state of one array: the average of gradients, if there is one, and the statistics of its geometry."""
+
+    average: jax.Array | None = None
+    statistics: tuple[jax.Array, ...] = ()
 
 
-def widened(x: Any, statistic: jax.Array) -> jax.Array:
-    """``x`` in its compute dtype."""
-    return jnp.asarray(x, wide_dtype(x, statistic))
+def widened(x: Any, kept: Kept) -> jax.Array:
+    """``x`` in its compute dtype: the precision of the state, or float32 or wider if there is none."""
+    state = [v for v in (kept.average, *kept.statistics) if v is not None] or [x]
+    real = jnp.finfo(jnp.promote_types(jnp.asarray(state[-1]).dtype, jnp.float32)).dtype
+    return jnp.asarray(x, jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(x) else real)
+
+
+class _Traced(Reference):
+    """The reference backend, where the number of steps is not known."""
+
+    def derive(self, geometry: Geometry, statistics: list[Tensor], derived: tuple[Tensor, ...], step: Any) -> None:
+        arrays = jax.lax.cond(
+            (step.array - 1) % geometry.every == 0,
+            lambda: _arrays(geometry.derive(*statistics)),
+            lambda: _arrays(derived),
+        )
+        for kept, new in zip(derived, arrays, strict=True):
+            kept.copy_(JaxTensor(new))
+
+
+_REFERENCE, _STEEPEST = _Traced(), Steepest()
 
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How statistics grow, and what they do to a direction. The equations are the same as in `matrix_adagrad.optim`.
+    """The steps of a torch optimizer's class with these options.
 
     Numbers may be arrays, including traced ones, as from `optax.inject_hyperparams`.
     """
 
-    geometry: Partition
-    reduction: str
-    eps: Any
-    start: Any = 0.0  # of the statistic
-    betas: tuple[float, float] | None = None  # None: sums, not running averages
-    bias_correction: bool = False
+    family: type[MatrixOptimizer]
+    options: dict[str, Any]
 
-    def init_statistic(self, path: Any, x: Any) -> jax.Array:
-        """V_0 of the parameter at this path in the tree."""
+    @property
+    def known(self) -> dict[str, Any]:
+        """All options, with defaults for arrays: their values may not be known."""
+        given = {name: value for name, value in self.options.items() if not isinstance(value, jax.Array)}
+        defaults = self.family.CONFIG()
+        return {name: getattr(defaults, name) for name in defaults.OPTIONS} | given
+
+    @property
+    def keeps_average(self) -> bool:
+        return bool(self.family._average_keys(self.known))
+
+    def measured(self, shape: Sequence[int]) -> Geometry:
+        """The geometry whose statistics are kept for an array of this shape."""
+        return self.family._measured(self.known, torch.Size(shape))
+
+    def init(self, path: Any, x: Any) -> Kept:
+        """The state at the start of the parameter at this path in the tree."""
         x, name = jnp.asarray(x), f"parameter {jax.tree_util.keystr(path)}".strip()
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(f"{name} has dtype {x.dtype}; only floating-point and complex parameters can be trained")
-        self.geometry.check_fits(name, x.shape)
-        dtype = jnp.finfo(jnp.promote_types(x.dtype, jnp.float32)).dtype
-        shape, dims = self.geometry.statistic_shape(x.shape), self.geometry.dims(x.shape)
-        if x.size == 0:
-            return jnp.full(shape, self.start, dtype)
-        # Made from one entry of each block, it lives on the same devices as its block.
-        first = x.reshape(self.geometry.cut(x.shape))[tuple(slice(1 if d in dims else None) for d in range(len(shape)))]
-        return jnp.full_like(first, self.start, dtype)
+        self.family._check_fits(name, twin(x), self.known)
+        wide, measured = widened(x, Kept()), self.measured(x.shape)
+        start = jnp.asarray(self.options.get("initial_accumulator_value", 0.0), jnp.finfo(wide.dtype).dtype)
+        average = jnp.zeros_like(wide) if self.keeps_average else None
+        partitions = measured.partitions if isinstance(measured, Diagonal) else ()
+        shapes = (*measured.statistic_shapes(x.shape), *measured.derived_shapes(x.shape))
+        if not partitions or x.size == 0:
+            return Kept(average, tuple(jnp.full(shape, start) for shape in shapes))
+        return Kept(average, tuple(_filled_like_blocks(x, partition, start) for partition in partitions))
 
-    def statistic(self, g: jax.Array, before: jax.Array) -> jax.Array:
-        """V_t."""
-        shape = self.geometry.statistic_shape(g.shape)
-        if before.shape != shape:
+    def step(self, g: jax.Array, kept: Kept, count: jax.Array, lr: Any) -> tuple[jax.Array, Kept, jax.Array | None]:
+        """The update, the state afterwards, and the metric that a domain is projected in."""
+        self._check_kept(g, kept)
+        if g.size == 0:
+            return g, kept, None
+        dtype = jnp.finfo(g.dtype).dtype
+
+        def number(value: Any) -> Any:
+            return JaxTensor(jnp.asarray(value, dtype)) if isinstance(value, jax.Array) else value
+
+        options = {name: number(value) for name, value in self.options.items()}
+        options |= {"lr": number(jnp.asarray(lr)), "capturable": True}
+        if isinstance(self.options.get("floor"), jax.Array) and isinstance(options["geometry"].on(g.shape), Unscaled):
+            del options["floor"]  # injected, although there are no blocks to compare with each other
+        config = self.family.CONFIG.of_group({**self.known, **options})
+        geometry, is_steepest = options["geometry"].on(g.shape), isinstance(config, SteepestConfig)
+        cut = geometry.cut(g.shape) if isinstance(geometry, Partition) and not is_steepest else g.shape
+
+        def tensor(x: jax.Array) -> JaxTensor:
+            return JaxTensor(x.reshape(cut))
+
+        update: Any = Update(
+            param=tensor(jnp.zeros_like(g)),
+            grad=tensor(g),
+            average=None if kept.average is None else tensor(kept.average),
+            statistics=tuple(map(JaxTensor, kept.statistics)),
+            step=JaxTensor((count - 1).astype(dtype)),
+            geometry=geometry,
+            divisors=divisors_of(self.measured(g.shape), torch.Size(g.shape), config),
+        )
+        with torch.no_grad():
+            (_STEEPEST if is_steepest else _REFERENCE).step([update], config)
+            metric = None if update.scale is None else geometry.spread(positive(update.scale), g.shape)
+        average = None if update.average is None else update.average.array.reshape(g.shape)
+        after = Kept(average, _arrays(update.statistics))
+        return update.param.array.reshape(g.shape), after, None if metric is None else metric.array
+
+    def _check_kept(self, g: jax.Array, kept: Kept) -> None:
+        measured = self.measured(g.shape)
+        shapes = (*measured.statistic_shapes(g.shape), *measured.derived_shapes(g.shape))
+        found = tuple(v.shape for v in kept.statistics)
+        if found != shapes:
+            needed, got = (of[0] if len(of) == 1 else of for of in (shapes, found))
             raise ValueError(
-                f"a gradient of shape {g.shape} and geometry {self.geometry} needs a state of shape {shape}, "
-                f"but got one of shape {before.shape}, made for another"
+                f"a gradient of shape {g.shape} and geometry {measured} needs a state of shape {needed}, "
+                f"but got one of shape {got}, made for another"
             )
-        viewed = g.reshape(self.geometry.cut(g.shape))
-        magnitudes = jnp.abs(viewed) if jnp.iscomplexobj(viewed) else viewed
-        squares = jnp.sum(jnp.square(magnitudes), self.geometry.dims(g.shape), keepdims=True)
-        if self.reduction == "mean":
-            squares = squares / max(1, self.geometry.members(g.shape))
-        if self.betas is None:
-            return before + squares
-        return self.betas[1] * before + (1 - self.betas[1]) * squares
+        if (kept.average is not None) != self.keeps_average:
+            has = ("no average", "an average")[self.keeps_average]
+            raise ValueError(f"these options need {has} of gradients, and the state was made for others")
 
-    def average(self, g: jax.Array, before: jax.Array) -> jax.Array:
-        """D_t."""
-        assert self.betas is not None
-        return before + (1 - self.betas[0]) * (g - before)
 
-    def scale(self, statistic: jax.Array, count: jax.Array) -> jax.Array:
-        """S, which a step divides by: √V + ε, where V is bias-corrected."""
-        corrected = statistic if self.betas is None else statistic / self._correction(self.betas[1], count, statistic)
-        zero = corrected == 0  # the root has no derivative here, and some users differentiate through steps
-        root = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, corrected)))
-        return root + jnp.asarray(self.eps, root.dtype)
+def _arrays(tensors: Sequence[Any]) -> tuple[jax.Array, ...]:
+    return tuple(tensor.array for tensor in tensors)
 
-    def step(self, lr: Any, direction: jax.Array, s: jax.Array, count: jax.Array) -> jax.Array:
-        """η D / S, with 0/0 = 0. The scale η / S is never infinite: a zero gradient gives a zero step."""
-        lr = jnp.asarray(lr, s.dtype)
-        if self.betas is not None:
-            lr = lr / self._correction(self.betas[0], count, s)
-        zero = s == 0
-        largest = jnp.finfo(s.dtype).max
-        scale = jnp.where(zero, 0, jnp.clip(lr / jnp.where(zero, 1, s), -largest, largest))
-        return (scale * direction.reshape(self.geometry.cut(direction.shape))).reshape(direction.shape)
 
-    def metric(self, s: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """S for `project`: positive, finite, and in a shape that broadcasts against the parameter."""
-        # Without eps, a block that never had a gradient has no metric: it takes the smallest one.
-        s = jnp.clip(s, jnp.finfo(s.dtype).tiny, jnp.finfo(s.dtype).max)
-        cut = self.geometry.cut(shape)
-        return s if len(cut) == len(shape) else jnp.broadcast_to(s, cut).reshape(shape)
-
-    def _correction(self, beta: float, count: jax.Array, like: jax.Array) -> Any:
-        """1 - βᵗ. In float32, 1 - 0.999 keeps four digits, while expm1 keeps all of them."""
-        if not self.bias_correction or beta == 0:
-            return 1.0
-        return -jnp.expm1(count.astype(like.dtype) * math.log(beta))
+def _filled_like_blocks(x: jax.Array, partition: Partition, value: jax.Array) -> jax.Array:
+    """A statistic made from one entry of each block: it lives on the same devices as its block."""
+    inside, cut = partition.dims(x.shape), partition.cut(x.shape)
+    first = x.reshape(cut)[tuple(slice(1 if d in inside else None) for d in range(len(cut)))]
+    return jnp.full_like(first, value, value.dtype)

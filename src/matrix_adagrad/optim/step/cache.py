@@ -20,7 +20,7 @@ from matrix_adagrad.optim.step.update import PLAIN, Update
 __all__ = ["UpdateCache"]
 
 _NONE: Any = None
-_IMMUTABLE, _FROZEN = {int, float, bool, str, tuple, type(None)}, (Geometry, Domain)
+_IMMUTABLE, _FROZEN = {int, float, bool, str, tuple, torch.dtype, type(None)}, (Geometry, Domain)
 
 
 class UpdateCache:

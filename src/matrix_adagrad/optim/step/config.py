@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Geometry, Partition
+from matrix_adagrad.geometry import Geometry, Partition, Shape
 from matrix_adagrad.optim.keywords import FOREIGN, refuse_unknown
 
 __all__ = [
@@ -86,6 +86,7 @@ RATE = Allowed(
 _CHOICE, _REDUCTION = one_of(True, False, None), one_of("sum", "mean")
 _BETAS = numbers("two numbers, each at least 0 and less than 1", 2, lambda betas: all(0 <= beta < 1 for beta in betas))
 _SCALE = one_of("rms", None)
+_MOMENTUM_DTYPE = one_of(None, torch.bfloat16)
 _DECAY_RATE = Allowed("a number, at least 0 and less than 1", is_number, lambda value: 0 <= value < 1)
 _PARTITION = Allowed("a partition, such as Row(), or None", lambda value: value is None or isinstance(value, Partition))
 _DOMAIN = Allowed("a Domain, such as RowBalls(1.0), or None", lambda value: value is None or isinstance(value, Domain))
@@ -115,6 +116,7 @@ class Config:
     betas: tuple[float, float] | None = field(default=None, init=False)  # None: sums, not running averages
     bias_correction: bool = field(default=False, init=False, metadata={"in_kernels": True})
     nesterov: bool = field(default=False, init=False, metadata={"in_kernels": True})
+    momentum_dtype: torch.dtype | None = field(default=None, init=False)  # of the average of gradients; None: wide
     eps: float = _option(1e-10, NOT_NEGATIVE, in_kernels=True)
     weight_decay: float = _option(0, NOT_NEGATIVE, in_kernels=True)
     decoupled_weight_decay: bool = _option(False, FLAG, in_kernels=True)
@@ -142,7 +144,7 @@ class Config:
         options = {
             option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get("in_kernels")
         }
-        return {**options, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2}
+        return {**options, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2, "steepest": 0.0}
 
     @property
     def keeps_average(self) -> bool:
@@ -151,8 +153,13 @@ class Config:
 
     @property
     def kept(self) -> tuple[Any, ...]:
-        """What determines the state that a step expects."""
-        return self.reduction, self.keeps_average
+        """What determines the state that a step expects, and how it is described to a backend."""
+        return self.reduction, self.keeps_average, self.momentum_dtype
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step may round at random."""
+        return self.stochastic_rounding or self.momentum_dtype is not None
 
     @property
     def rate(self) -> float | Tensor:
@@ -208,6 +215,7 @@ class MomentumConfig(Config):
     betas: tuple[float, float] = _option((0.9, 0.999), _BETAS)
     bias_correction: bool = _option(True, FLAG, in_kernels=True)
     nesterov: bool = _option(False, FLAG, in_kernels=True)
+    momentum_dtype: torch.dtype | None = _option(None, _MOMENTUM_DTYPE)
     eps: float = _option(1e-8, NOT_NEGATIVE, in_kernels=True)
 
 
@@ -234,9 +242,10 @@ def _fixed(value: Any) -> Any:
 class SteepestConfig(Config, _AnyGeometry):
     """The options of `SteepestDescent`."""
 
-    lr: float | Tensor = field(default=1e-3, kw_only=False, metadata={"allowed": RATE})
+    lr: float | Tensor = field(default=1e-3, kw_only=False, metadata={"allowed": RATE, "in_kernels": True})
     momentum: float = _option(0.9, _DECAY_RATE)
-    nesterov: bool = _option(False, FLAG)
+    nesterov: bool = _option(False, FLAG, in_kernels=True)
+    momentum_dtype: torch.dtype | None = _option(None, _MOMENTUM_DTYPE)
     scale: Literal["rms"] | None = _option("rms", _SCALE)
     floor: float = _option(0.0, NOT_NEGATIVE)
     rescale: Partition | None = _option(None, _PARTITION)
@@ -246,14 +255,23 @@ class SteepestConfig(Config, _AnyGeometry):
     domain: None = _fixed(None)
     project_start: bool = _fixed(False)
     foreach: bool | None = _fixed(None)
-    fused: bool | None = _fixed(None)
+
+    RMS: ClassVar[float] = 0.2  # of a step with lr=1: AdamW's, as measured by Moonlight, and torch's Muon's
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", (self.momentum, self.rescale_beta))
 
     @property
+    def numbers(self) -> dict[str, Any]:
+        return {**super().numbers, "eps": 0.0, "steepest": 1.0 if self.scale is None else self.RMS}
+
+    @property
     def kept(self) -> tuple[Any, ...]:
-        return *super().kept, self.rescale
+        return *super().kept, self.rescale, self.scale, self.floor > 0
+
+    def size(self, geometry: Geometry, shape: Shape) -> float:
+        """κ, which the direction of steepest descent is multiplied by."""
+        return 1.0 if self.scale is None else self.RMS / geometry.steepest_rms(shape)
 
 
 for _config in (Config, AdaGradConfig, MomentumConfig, MatrixAdaGradConfig, MatrixMomentumConfig, SteepestConfig):
@@ -304,9 +322,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ValueError("fused=True and foreach=True name two backends: choose one")
     if options["differentiable"] and options["domain"] is not None:
         raise ValueError(f"domain={options['domain']!r} cannot be differentiated through: leave one of the two out")
-    for other in ("foreach", "fused", "stochastic_rounding"):
-        if options["differentiable"] and options[other]:
-            raise ValueError(f"{other}=True cannot be differentiated through: leave it out, or differentiable=False")
+    for other in ("foreach", "fused", "stochastic_rounding", "momentum_dtype"):
+        if options["differentiable"] and options.get(other):
+            raise ValueError(
+                f"{other}={options[other]} cannot be differentiated through: leave it out, or differentiable=False"
+            )
 
 
 # ------------------------------------------------------------------------------------------------------ the signature

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from matrix_adagrad.geometry import Partition
 from matrix_adagrad.optim.step.backend import Backend, PartedBackend, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
@@ -17,7 +16,7 @@ from matrix_adagrad.optim.step.project import project
 from matrix_adagrad.optim.step.reference import Reference
 from matrix_adagrad.optim.step.sparse import Sparse
 from matrix_adagrad.optim.step.steepest import Steepest
-from matrix_adagrad.optim.step.update import Update, is_sharded
+from matrix_adagrad.optim.step.update import Update, is_sharded, local
 
 if TYPE_CHECKING:
     from matrix_adagrad.optim.sharding import SplitUpdate
@@ -36,6 +35,7 @@ class GroupPlan:
         self.steps: defaultdict[tuple[Backend, bool], list[Update]] = defaultdict(list)  # dense and sparse ones apart
         self.split: list[SplitUpdate] = []
         self.pieces: defaultdict[PartedBackend, list[Update]] = defaultdict(list)  # of split updates
+        self.gathered: defaultdict[Backend, list[Update]] = defaultdict(list)  # that need whole matrices
         self.afterwards: list[Callable[[], None]] = []
         if self._backends[0] is NATIVE:
             ready, updates = NATIVE.reuse(updates)
@@ -53,18 +53,18 @@ class GroupPlan:
         if update.grad.is_sparse and not STEEPEST.takes_rows(update, config):
             update = replace(update, grad=update.grad.to_dense())  # every row moves
         if not is_sharded(update.param):
-            self.steps[STEEPEST, False].append(update)
+            self._add_local(update)
             return
         from matrix_adagrad.optim import sharding
 
         local = None if config.floor or config.rescale else sharding.with_whole_blocks(update)
-        whole = local or sharding.gather(update)
-        self.steps[STEEPEST, False].append(whole)
-        if local is None:
-            self.afterwards.append(partial(sharding.scatter, update, whole))
+        if local is not None:
+            self._add_local(local)
+        else:
+            self.gathered[STEEPEST].append(sharding.redistributed(update))
 
     def _add(self, update: Update) -> None:
-        if update.grad.is_sparse and not isinstance(update.geometry, Partition):
+        if update.grad.is_sparse and not SPARSE.takes_rows(update):
             update = replace(update, grad=update.grad.to_dense())  # every row moves
         if update.grad.is_sparse:
             self._add_local(update)
@@ -86,27 +86,26 @@ class GroupPlan:
     def _add_sharded(self, update: Update) -> None:
         from matrix_adagrad.optim import sharding
 
-        if not isinstance(update.geometry, Partition):
-            whole = sharding.gather(update)
-            self._add_local(whole)
-            self.afterwards.append(partial(sharding.scatter, update, whole))
-            return
-        shard = sharding.localize(update)
-        if isinstance(shard, Update):
+        is_by_shard = update.geometry.sharded_as(update.param.shape)
+        shard = sharding.localize(update) if is_by_shard else sharding.with_whole_blocks(update)
+        if shard is None:
+            backend = _choose(update.mapped(local), self.config, self._backends)
+            self.gathered[backend].append(sharding.redistributed(update))
+        elif isinstance(shard, Update):
             self._add_local(shard)
-            return
-        self.split.append(shard)
-        for piece in shard.pieces:
-            parted = [backend for backend in self._backends if isinstance(backend, PartedBackend)]
-            self.pieces[_choose(piece, self.config, parted)].append(piece)
+        else:
+            self.split.append(shard)
+            for piece in shard.pieces:
+                parted = [backend for backend in self._backends if isinstance(backend, PartedBackend)]
+                self.pieces[_choose(piece, self.config, parted)].append(piece)
 
 
 def run(plans: Sequence[GroupPlan]) -> None:
     """Take the step of all groups. Other work overlaps with the all-reduces over ranks."""
     for plan in plans:
         for backend, pieces in plan.pieces.items():
-            for piece, (squares,) in zip(pieces, backend.read(pieces, plan.config), strict=True):
-                piece.sums = squares
+            for piece, measured in zip(pieces, backend.read(pieces, plan.config), strict=True):
+                piece.sums = measured
     reduced: Iterator[None] = iter(())
     if split := [split for plan in plans for split in plan.split]:
         from matrix_adagrad.optim.sharding import all_reduce
@@ -119,9 +118,14 @@ def run(plans: Sequence[GroupPlan]) -> None:
     for _ in reduced:
         pass
     for plan in plans:
+        for chosen, updates in plan.gathered.items():
+            from matrix_adagrad.optim.whole_matrices import step_whole
+
+            step_whole(updates, chosen, plan.config)
+    for plan in plans:
         if plan.split:
             backend = REFERENCE if plan.config.foreach is False else FOREACH
-            sums = [(part.sums,) for part in plan.split]
+            sums = [part.sums for part in plan.split]
             backend.accumulate([part.update for part in plan.split], sums, plan.config)
         for backend, pieces in plan.pieces.items():
             backend.move(pieces, plan.config)
@@ -131,10 +135,10 @@ def run(plans: Sequence[GroupPlan]) -> None:
 
 def _backends(config: Config) -> tuple[Backend, ...]:
     """The backends in the order they are tried: only the user's choice, or else the fastest first."""
-    if isinstance(config, SteepestConfig):
-        return (STEEPEST,)
     if config.fused:
         return (NATIVE,)
+    if isinstance(config, SteepestConfig):
+        return (STEEPEST,) if config.fused is False or config.differentiable else (NATIVE, STEEPEST)
     if config.foreach:
         return SPARSE, FOREACH
     if config.foreach is False or config.differentiable:

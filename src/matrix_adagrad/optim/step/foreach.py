@@ -7,6 +7,7 @@ as large as the parameter, so there is one list of that size, as in torch's own 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +22,19 @@ from matrix_adagrad.optim.step.update import (
     are_plain,
     count,
     direction_of,
-    has_root_scale,
+    join_average,
     shared_dims,
     store,
     widen,
+)
+from matrix_adagrad.torch_private import (
+    foreach_add_,
+    foreach_clamp_max_,
+    foreach_div,
+    foreach_div_,
+    foreach_mul_,
+    foreach_reciprocal_,
+    foreach_sqrt,
 )
 
 __all__ = ["Foreach"]
@@ -34,7 +44,7 @@ class Foreach(PartedBackend):
     """The same computation as `Reference`, up to rounding, for plain tensors in partitions."""
 
     def reason_against(self, update: Update, config: Config) -> str:
-        if not has_root_scale(update.geometry):
+        if not update.geometry.has_root_scale:
             return f"{type(update.geometry).__name__} is not a partition, or has a scale of its own"
         if config.foreach:
             return ""  # the user chose it
@@ -47,14 +57,16 @@ class Foreach(PartedBackend):
 
     def accumulate(self, updates: Sequence[Update], measured: Sequence[Measured], config: Config) -> None:
         count([update.step for update in updates])
-        statistics, squares = [update.statistics[0] for update in updates], [own[0] for own in measured]
+        statistics = list(itertools.chain.from_iterable([update.statistics for update in updates]))
+        squares = list(itertools.chain.from_iterable(measured))
         if config.reduction == "mean":
-            torch._foreach_div_(squares, [float(update.divisors[0]) for update in updates])
+            divisors = itertools.chain.from_iterable([update.divisors for update in updates])
+            foreach_div_(squares, list(map(float, divisors)))
         if config.betas is None:
-            torch._foreach_add_(statistics, squares)
+            foreach_add_(statistics, squares)
         else:
-            torch._foreach_mul_(statistics, config.betas[1])
-            torch._foreach_add_(statistics, squares, alpha=1 - config.betas[1])
+            foreach_mul_(statistics, config.betas[1])
+            foreach_add_(statistics, squares, alpha=1 - config.betas[1])
 
     def move(self, updates: Sequence[Update], config: Config) -> None:
         for update, scale in zip(updates, _scales(updates, config), strict=True):
@@ -64,13 +76,15 @@ class Foreach(PartedBackend):
 def _squares(update: Update, config: Config) -> Tensor:
     """The sum of squares over each block of G_t. G_t also enters its running average."""
     g = _gradient(update, config)
-    if config.betas is not None and update.average is not None:
-        update.average.lerp_(g, 1 - config.betas[0])
+    if update.average is not None:
+        join_average(update.average, g, config, update.stream)
     return lean_sum_squares(g, shared_dims(g, update.statistics[0]))
 
 
 def _write(update: Update, scale: Tensor, config: Config) -> None:
-    direction = direction_of(update.average, lambda: _gradient(update, config), update.step, config)
+    average = None if update.average is None else widen(update.average, update.param)
+    direction = direction_of(average, lambda: _gradient(update, config), update.step, config)
+    del average  # it may be a copy
     x = widen(update.param, update.param)
     if config.decay is not None:
         x.mul_(config.decay)
@@ -96,15 +110,15 @@ def _scales(updates: Sequence[Update], config: Config) -> Sequence[Tensor]:
     lrs: list[Any] = [config.rate] * len(updates)  # all numbers, or all tensors
     if config.bias_correction:
         corrections: list[tuple[Any, Any]] = [config.corrections(update.step) for update in updates]
-        scales = torch._foreach_div(scales, [second for _, second in corrections])
+        scales = foreach_div(scales, [second for _, second in corrections])
         lrs = [config.rate / first for first, _ in corrections]
-    scales = torch._foreach_sqrt(scales)
-    torch._foreach_add_(scales, config.eps)
+    scales = foreach_sqrt(scales)
+    foreach_add_(scales, config.eps)
     for scale in scales:
         tiny = torch.finfo(scale.dtype).tiny
         if config.eps < tiny:
             scale.masked_fill_(scale == 0, torch.inf).clamp_min_(tiny)  # 0/0: no gradient gives no step
-    torch._foreach_reciprocal_(scales)
-    torch._foreach_mul_(scales, lrs)
-    torch._foreach_clamp_max_(scales, [torch.finfo(scale.dtype).max for scale in scales])
+    foreach_reciprocal_(scales)
+    foreach_mul_(scales, lrs)
+    foreach_clamp_max_(scales, [torch.finfo(scale.dtype).max for scale in scales])
     return tuple(scales)

@@ -1,6 +1,7 @@
 """The native step: one call of a C kernel for a whole list of tensors.
 
 A kernel sees a tensor as a matrix. It need not know the partition: entries share a scale where a statistic has size 1.
+In the `Factored` geometry they have a scale each, from statistics of rows and of columns.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import array
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,12 +18,13 @@ from torch import Tensor
 
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
-from matrix_adagrad.geometry import Entry, wide_dtype
-from matrix_adagrad.native.matrices import NotCoveredError, StepKind, matrix_layout
+from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
+from matrix_adagrad.geometry.partitions import floored
+from matrix_adagrad.native.matrices import PER_ENTRY, Layout, NotCoveredError, StepKind, factored_layout, matrix_layout
 from matrix_adagrad.optim.step.backend import Measured, refusal
-from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
-from matrix_adagrad.optim.step.update import PLAIN, Update, are_plain, has_root_scale
+from matrix_adagrad.optim.step.update import PLAIN, Update, are_plain, count, empty_like
 from matrix_adagrad.torch_private import is_zero_tensor, sparse_indices, sparse_values
 
 __all__ = ["Native", "NotCoveredError"]
@@ -30,6 +33,7 @@ __all__ = ["Native", "NotCoveredError"]
 _COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
 _SIZES = [dtype.itemsize for dtype in native.DTYPES]
 _READ_AND_MOVE = native.READ | native.MOVE
+_COMBINE = {"product": 0, "geometric": 1, "minimum": 2}  # enum combine of update.h
 
 
 # ----------------------------------------------------------------------------------------------- what C is handed
@@ -44,22 +48,25 @@ class _Description(NamedTuple):
     g_bytes: int
     written: list[Tensor]  # by a step
     touched: Tensor | None  # takes the number of rows that a sparse gradient touches, and then the rows
+    lent: int  # numbers in the statistic that have memory during a step alone
 
 
-_G_DATA = native.TENSOR.index("g.data")
-_STREAM = native.TENSOR.index("stream")
+_G_DATA, _STREAM, _SQUARES, _SUMS = map(native.TENSOR.index, ("g.data", "stream", "statistic.data", "sums"))
 
 
-def _describe(update: Update, *, lists_rows: bool = False) -> _Description:
+def _describe(
+    update: Update, *, lists_rows: bool = False, in_parts: bool = False, is_lent: bool = False
+) -> _Description:
     """Describe one tensor for the kernels. Raise an error if they do not support it.
 
-    They list the rows that a sparse gradient touches if asked to.
+    They list the rows that a sparse gradient touches if asked to. A statistic that is lent has no memory: see `_lend`.
     """
     x, g, (statistic, *_), step, sums = update.param, update.grad, update.statistics, update.step, update.sums
     average = statistic if update.average is None else update.average
     dtype = _COVERED.get((x.dtype, g.dtype, statistic.dtype, average.dtype))
-    if dtype is None or native.missing() or not _are_arrays(x, g, statistic, average, step):
-        raise NotCoveredError(_reason(x, g, statistic, average, step))
+    state = [own for own in update.written()[1:] if not (is_lent and own is statistic)]
+    if dtype is None or native.missing() or not _are_arrays(x, g, *state):
+        raise NotCoveredError(_reason(x, g, None if is_lent else statistic, update.average, step))
     is_sparse = g.layout is torch.sparse_coo
     if g.shape != x.shape or (update.average is not None and average.shape != x.shape):
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
@@ -76,24 +83,18 @@ def _describe(update: Update, *, lists_rows: bool = False) -> _Description:
             raise NotCoveredError("the indices of its sparse gradient have gaps in memory")
         if lists_rows:
             touched = torch.empty(1 + nnz, dtype=torch.int64, device="cpu")
-    strides, g_strides = x.stride(), g.stride()
-    average_strides = strides if update.average is None else average.stride()
-    shape, blocks = x.shape, statistic.shape
-    if len(blocks) != len(shape):
-        raise NotCoveredError("the rows of its sparse gradient share scales in groups")
+    shape, strides, g_strides = x.shape, x.stride(), g.stride()
     if is_sparse:
         kind_of_step = StepKind.SPARSE
-    elif sums is not None:
+    elif in_parts or sums:
         kind_of_step = StepKind.IN_PARTS
     else:
         kind_of_step = StepKind.SINGLE_BLOCK if update.is_single_block else StepKind.DENSE
-    layout, x_span, g_span = matrix_layout(
-        shape, blocks, (strides, g_strides, average_strides, statistic.stride()), kind_of_step
-    )
-    x_outer, x_inner, g_outer, g_inner, average_outer, average_inner, v_outer, v_inner, outer, inner, kind = layout
-    x_at, g_at, statistic_at, step_at = x.data_ptr(), g.data_ptr(), statistic.data_ptr(), step.data_ptr()
-    average_at = statistic_at if update.average is None else average.data_ptr()
-    if not (x_at and g_at and average_at and statistic_at and step_at) and min(x.numel(), g.numel(), statistic.numel()):
+    layout, v, divisors, combine = _statistics(update, g_strides, kind_of_step)
+    x_span, g_span = layout.x_span, layout.g_span
+    x_strides, grad_strides, average_strides, v_strides, *v_others = layout.strides
+    x_at, g_at, step_at = x.data_ptr(), g.data_ptr(), step.data_ptr()
+    if not (x_at and g_at and all(map(Tensor.data_ptr, state))) and min(x.numel(), g.numel(), statistic.numel()):
         raise RuntimeError(f"a parameter of shape {tuple(shape)} has lost its memory, or its gradient or state has")
     size, g_span = _SIZES[dtype], g.numel() if is_sparse else g_span
     if (
@@ -108,25 +109,56 @@ def _describe(update: Update, *, lists_rows: bool = False) -> _Description:
             "give the gradient its own memory, as grad.clone() does"
         )
     fields = (
-        *(x_at, x_outer, x_inner),
-        *(g_at, g_outer, g_inner),
-        *(0 if update.average is None else average_at, average_outer, average_inner),
-        *(statistic_at, v_outer, v_inner),
-        *(outer, inner, kind, dtype),
+        *(x_at, *x_strides),
+        *(g_at, *grad_strides),
+        *(0 if update.average is None else average.data_ptr(), *average_strides),
+        *(0 if is_lent else v[0].data_ptr(), *v_strides),
+        *(layout.outer, layout.inner, layout.kind, dtype),
         *(step_at, step.dtype is torch.float64, index, nnz),
-        *(update.divisors[0], 0 if sums is None else sums.data_ptr(), update.stream, offsets, bags),
-        0 if touched is None else touched.data_ptr(),
+        *(divisors[0], sums[0].data_ptr() if sums else 0, update.stream, offsets, bags),
+        *(0 if touched is None else touched.data_ptr(), layout.matrices),
+        *itertools.chain.from_iterable((own.data_ptr(), *apart) for own, apart in zip(v[1:], v_others, strict=True)),
+        *(0,) * (4 * (3 - len(v))),
+        *(*divisors[1:], *(1,) * (3 - len(v)), combine),
     )
-    packed, written = array.array("q", fields), update.written()
-    return _Description(packed, x_at, x_at + size * x_span, size * g_span, written, touched)
+    packed, written = array.array("q", fields), [x, *state]
+    lent = statistic.numel() if is_lent and not is_sparse and layout.kind != PER_ENTRY else 0
+    return _Description(packed, x_at, x_at + size * x_span, size * g_span, written, touched, lent)
 
 
-def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> bool:
+def _statistics(
+    update: Update, g_strides: tuple[int, ...], kind_of_step: StepKind
+) -> tuple[Layout, tuple[Tensor, ...], tuple[int, ...], int]:
+    """The layout, the statistics, that of the outer dimension first, their divisors, and how they combine."""
+    shape, strides, v, divisors = update.param.shape, update.param.stride(), update.statistics, update.divisors
+    average_strides = strides if update.average is None else update.average.stride()
+    all_strides = (strides, g_strides, average_strides, *[own.stride() for own in v])
+    if not isinstance(update.geometry, Factored):
+        if v[0].dim() != len(shape):
+            raise NotCoveredError("the rows of its sparse gradient share scales in groups")
+        return matrix_layout(shape, v[0].shape, all_strides[:4], kind_of_step), v[:1], divisors[:1], 0
+    if [own.shape for own in v] != [*map(torch.Size, update.geometry.statistic_shapes(shape))]:
+        raise NotCoveredError(f"it has shape {tuple(shape)}, and its statistics are those of another")
+    if len({own.dtype for own in v}) > 1:
+        raise NotCoveredError("its statistics are of more than one dtype")
+    layout = factored_layout(shape, all_strides, kind_of_step)
+    if layout.is_transposed:
+        v, divisors = (v[1], v[0], *v[2:]), (divisors[1], divisors[0], *divisors[2:])
+    return layout, v, divisors, _COMBINE[update.geometry.combine]
+
+
+def _covers(geometry: Geometry) -> bool:
+    """Whether the kernels know how a scale follows from the statistics."""
+    return geometry.has_root_scale or (isinstance(geometry, Factored) and type(geometry).scale is Factored.scale)
+
+
+def _are_arrays(x: Tensor, g: Tensor, *state: Tensor) -> bool:
     """Whether all tensors are plain strided arrays in CPU memory. Sparse tensors have no strides."""
+    step = state[-1]
     return (
-        (x.is_cpu and g.is_cpu and statistic.is_cpu and average.is_cpu and step.is_cpu)
+        (x.is_cpu and g.is_cpu and all(own.is_cpu for own in state))
         and (type(g) in PLAIN or type(g) is BagGradient or are_plain((g,)))
-        and are_plain((x, statistic, average, step))
+        and are_plain((x, *state))
         and (g.layout is torch.strided or g.layout is torch.sparse_coo)
         and not (x.is_neg() or g.is_neg() or is_zero_tensor(g))
         and (step.dtype is torch.float32 or step.dtype is torch.float64)
@@ -134,11 +166,11 @@ def _are_arrays(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: 
     )
 
 
-def _reason(x: Tensor, g: Tensor, statistic: Tensor, average: Tensor, step: Tensor) -> str:
+def _reason(x: Tensor, g: Tensor, statistic: Tensor | None, average: Tensor | None, step: Tensor) -> str:
     if native.missing():
         return native.missing()
     tensors = {"it": x, "its gradient": g, "its statistic": statistic, "its average": average, "its step count": step}
-    where = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+    where = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items() if tensor is not None)
     return f"{where}: they work on plain arrays of a CPU, of one dtype"
 
 
@@ -185,12 +217,18 @@ class Native(Foreach):
 
     def reason_against(self, update: Update, config: Config) -> str:
         if torch.compiler.is_compiling() or not are_plain((update.param,)):
-            # The operator below checks it when it runs.
-            return "" if config.fused else "torch.compile traces torch's own operators, and subclasses override them"
+            # The operator below checks it when it runs. It takes one statistic.
+            is_for_operator = config.fused and update.geometry.has_root_scale and not isinstance(config, SteepestConfig)
+            return "" if is_for_operator else "torch.compile traces torch's own operators, and subclasses override them"
         try:
-            if not has_root_scale(update.geometry):
+            if config.momentum_dtype is not None and update.average is not None:
+                raise NotCoveredError(f"an average in {config.momentum_dtype} is for torch's operators")
+            if not _covers(update.geometry):
                 raise NotCoveredError(f"{type(update.geometry).__name__} is not a partition, or has a scale of its own")
-            update.prepared = _describe(update, lists_rows=config.domain is not None)
+            if isinstance(config, SteepestConfig):
+                update.prepared = _describe_steepest(update, config)
+            else:
+                update.prepared = _describe(update, lists_rows=config.domain is not None)
         except NotCoveredError as reason:
             return str(reason)
         return ""
@@ -198,12 +236,14 @@ class Native(Foreach):
     def step(self, updates: Sequence[Update], config: Config) -> None:
         if None in [update.prepared for update in updates]:
             _step_as_operator(updates, config)
+        elif isinstance(config, SteepestConfig):
+            _descend(updates, config)
         else:
             _run(updates, config)
 
     def read(self, updates: Sequence[Update], config: Config) -> list[Measured]:
         _run(updates, config, native.READ)
-        return [(update.sums,) for update in updates if update.sums is not None]
+        return [update.sums for update in updates]
 
     def move(self, updates: Sequence[Update], config: Config) -> None:
         _run(updates, config, native.MOVE)
@@ -230,6 +270,53 @@ def _call(updates: Sequence[Update], packed: bytes, what: int = _READ_AND_MOVE) 
                 update.rows = touched[1 : 1 + int(touched[0])]
     else:
         _with_room(library.matrix_adagrad_step, *arguments, what)
+
+
+# ---------------------------------------------------------------------------------------------------- steepest descent
+
+
+def _describe_steepest(update: Update, config: SteepestConfig) -> _Description:
+    """Describe a tensor whose scales come from the direction of this step. They are no state, and have no memory."""
+    if config.rescale is not None:
+        raise NotCoveredError("rescale is for torch's operators")
+    partition, shape = update.geometry, update.param.shape
+    assert isinstance(partition, Partition)
+    if update.grad.is_sparse and (config.floor or not partition.separates_rows(shape)):
+        raise NotCoveredError("the rows of its sparse gradient depend on each other")
+    if type(partition).steepest is not Partition.steepest:
+        raise NotCoveredError(f"{type(partition).__name__} has a direction of steepest descent of its own")
+    viewed = update if update.grad.is_sparse else update.viewed()
+    squares = empty_like(viewed.param.to("meta"), partition.statistic_shape(shape), wide_dtype(update.param.dtype))
+    divisor = 1 if config.scale is None else max(1, partition.members(shape))
+    measured = replace(viewed, statistics=(squares,), divisors=(divisor,))
+    return _describe(measured, in_parts=config.floor > 0, is_lent=True)
+
+
+def _descend(updates: Sequence[Update], config: SteepestConfig) -> None:
+    lent = _lend([update.prepared for update in updates])
+    if not config.floor:
+        _run(updates, config)
+        return
+    _run(updates, config, native.READ)
+    count([update.step for update in updates])
+    for update, room in zip(updates, lent.split([update.prepared.lent for update in updates]), strict=True):
+        squares = room.view(wide_dtype(update.param.dtype))[: len(room)]
+        squares.copy_(floored(squares, config.floor))
+    _run(updates, config, native.MOVE)
+
+
+def _lend(described: Sequence[_Description]) -> Tensor:
+    """Give the squares of all blocks memory for one step, 8 bytes each."""
+    room = torch.empty(sum(own.lent for own in described), dtype=torch.float64, device="cpu")
+    at = room.data_ptr()
+    for own in described:
+        if own.lent:
+            own.fields[_SQUARES] = own.fields[_SUMS] = at
+            at += 8 * own.lent
+    return room
+
+
+# ----------------------------------------------------------------------------------------------------------- workspaces
 
 
 class _Kept(threading.local):

@@ -15,7 +15,7 @@ from matrix_adagrad.geometry import Diagonal, Partition
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update, is_sharded
 
-__all__ = ["project"]
+__all__ = ["positive", "project"]
 
 _PIECE_ENTRIES = 1 << 18
 _ALL = slice(None)
@@ -64,15 +64,15 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
     correction = config.corrections(update.step)[1]
 
     def scale(*statistics: Tensor) -> Tensor:
-        return _positive(geometry.scale(*(v / correction for v in statistics)) + config.eps)
+        return positive(geometry.scale(*(v / correction for v in statistics)) + config.eps)
 
     def of_rows(rows: Tensor | slice) -> Tensor:
-        s = scale(*(v[rows] for v in update.statistics))
+        s = scale(*(v[rows] if len(v) == len(x) else v for v in update.statistics))
         return geometry.spread(s, (len(s), *x.shape[1:]))
 
     if update.scale is None and _rows_have_scales(update):
         return of_rows
-    s = scale(*update.statistics) if update.scale is None else _positive(update.scale)
+    s = scale(*update.statistics) if update.scale is None else positive(update.scale)
     whole = geometry.spread(s, x.shape)
     return lambda rows: whole[rows] if whole.dim() and whole.shape[0] == len(x) and rows is not _ALL else whole
 
@@ -80,14 +80,16 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
 def _rows_have_scales(update: Update) -> bool:
     """Whether a table of more rows would have more scales: then each row has its own, one or several."""
     x, geometry = update.param, update.geometry
-    if x.dim() == 0 or any(v.dim() == 0 or v.shape[0] != len(x) for v in update.statistics):
+    sizes = {v.shape[0] if v.dim() else 0 for v in update.statistics}
+    if x.dim() == 0 or len(x) not in sizes:
         return False
     if isinstance(geometry, Partition):
         return geometry.cut((2 * len(x), *x.shape[1:]))[0] == 2 * len(x)
-    return all(v.dim() == x.dim() for v in update.statistics)
+    shared = {1} if isinstance(geometry, Diagonal) and geometry.partitions else set()  # blocks that contain all rows
+    return sizes <= {len(x), *shared} and all(v.dim() == x.dim() for v in update.statistics)
 
 
-def _positive(s: Tensor) -> Tensor:
-    # Without eps, a block that never had a gradient has no metric: it takes the smallest one. Nor may it be infinite.
+def positive(s: Tensor) -> Tensor:
+    """The scales of a step as a metric. Without eps, a block that never had a gradient takes the smallest one."""
     finite = torch.finfo(s.dtype)
     return s.clamp(finite.tiny, finite.max)

@@ -11,7 +11,7 @@ from matrix_adagrad.geometry import Diagonal, Geometry
 from matrix_adagrad.geometry.base import quotient
 from matrix_adagrad.optim.step.backend import Measured, PartedBackend
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
+from matrix_adagrad.optim.step.update import Update, count, direction_of, join_average, store, widen
 
 __all__ = ["Reference", "as_read", "gradient"]
 
@@ -23,9 +23,9 @@ class Reference(PartedBackend):
         measured = []
         for update in updates:
             g = gradient(update, config)
-            measured.append(update.blocks.measure(g))  # ‖G_{t,i,:}‖² for each row i
-            if config.betas is not None and update.average is not None:
-                update.average.lerp_(g, 1 - config.betas[0])
+            measured.append(update.measure(g))  # ‖G_{t,i,:}‖² for each row i
+            if update.average is not None:
+                join_average(update.average, g, config, update.stream)
         return measured
 
     def accumulate(self, updates: Sequence[Update], measured: Sequence[Measured], config: Config) -> None:
@@ -45,8 +45,8 @@ class Reference(PartedBackend):
             if config.decay is not None:
                 x = x * config.decay
             correction1, correction2 = config.corrections(update.step)
-            geometry = update.blocks
-            lr, v = config.rate / correction1, _corrected(update, geometry, correction2)
+            geometry = update.geometry
+            lr, v = config.rate / correction1, self._corrected(update, geometry, correction2)
             if isinstance(geometry, Diagonal):  # s_{t,i} = √(Σ_k ‖G_{k,i,:}‖²) + δ
                 s = geometry.scale(*v) + config.eps
                 x = x - quotient(lr, s) * direction
@@ -55,15 +55,19 @@ class Reference(PartedBackend):
                 x = x - geometry.precondition(direction, lr, config.eps, *v)
             store(update.param, x, config, update.stream)
 
+    def _corrected(self, update: Update, geometry: Geometry, correction: float | Tensor) -> list[Tensor]:
+        """The statistics, corrected for bias, and what is derived from them every few steps."""
+        measured = len(geometry.statistics)
+        statistics, derived = [v / correction for v in update.statistics[:measured]], update.statistics[measured:]
+        if derived:
+            self.derive(geometry, statistics, derived, update.step)
+        return [*statistics, *[as_read(kept, update.param) for kept in derived]]
 
-def _corrected(update: Update, geometry: Geometry, correction: float | Tensor) -> list[Tensor]:
-    """The statistics, corrected for bias, and what is derived from them every few steps."""
-    measured = len(geometry.statistics)
-    statistics, derived = [v / correction for v in update.statistics[:measured]], update.statistics[measured:]
-    if derived and (int(update.step) - 1) % geometry.every == 0:
-        for kept, new in zip(derived, geometry.derive(*statistics), strict=True):
-            kept.copy_(new)
-    return [*statistics, *[as_read(kept, update.param) for kept in derived]]
+    def derive(self, geometry: Geometry, statistics: list[Tensor], derived: tuple[Tensor, ...], step: Tensor) -> None:
+        """Derive anew what is kept, if it is time."""
+        if (int(step) - 1) % geometry.every == 0:
+            for kept, new in zip(derived, geometry.derive(*statistics), strict=True):
+                kept.copy_(new)
 
 
 def gradient(update: Update, config: Config) -> Tensor:

@@ -1,8 +1,9 @@
 """The step for gradients that hold a few rows, as from ``nn.Embedding(sparse=True)``, in torch's operators.
 
 Its cost depends on the rows in the batch, not on the table. A row whose gradient is 0 can be skipped: AdaGrad takes the
-same step as with the dense gradient, in every partition. Two things do act on such rows in a dense step: weight decay
-and, with momentum, the running averages. Here they are *lazy*: they act only on the touched rows.
+same step as with the dense gradient, in every geometry whose statistics are sums over the blocks of partitions. Two
+things do act on such rows in a dense step: weight decay and, with momentum, the running averages. Here they are *lazy*:
+they act only on the touched rows. The average of a block that contains all rows, such as a column, takes every step.
 """
 
 from __future__ import annotations
@@ -12,23 +13,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Partition, sum_squares
+from matrix_adagrad.geometry import Diagonal, Partition, Shape, sum_squares
 from matrix_adagrad.geometry.base import quotient
 from matrix_adagrad.optim.step.backend import Backend
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, count, direction_of, store, widen
+from matrix_adagrad.optim.step.update import Update, count, direction_of, join_average, store, widen
 from matrix_adagrad.torch_private import sparse_indices, sparse_values
 
 __all__ = ["Sparse", "touched_rows"]
 
 
 class Sparse(Backend):
-    """Supports partitions, and gradients that are sparse in their first dimension."""
+    """Supports gradients that are sparse in their first dimension, where statistics are sums over partitions."""
 
     def reason_against(self, update: Update, config: Config) -> str:  # noqa: ARG002
-        if update.grad.is_sparse and isinstance(update.geometry, Partition):
+        if update.grad.is_sparse and self.takes_rows(update):
             return ""
-        return "it is for sparse gradients in partitions"
+        return "it is for sparse gradients, and for geometries that name their partitions"
+
+    @staticmethod
+    def takes_rows(update: Update) -> bool:
+        """Whether some rows can be stepped by themselves. Several partitions must view a tensor in the same shape."""
+        geometry, shape = update.geometry, update.param.shape
+        if isinstance(geometry, Partition):
+            return True
+        partitions = geometry.partitions if isinstance(geometry, Diagonal) else ()
+        return len(partitions) > 0 and all(partition.cut(shape) == shape for partition in partitions)
 
     def step(self, updates: Sequence[Update], config: Config) -> None:
         for update in updates:
@@ -47,14 +57,17 @@ def _step(update: Update, rows: Tensor, g: Tensor, config: Config) -> None:
         x.mul_(config.decay)
     elif config.l2 != 0:
         g = g + config.l2 * x
-    if config.betas is not None and update.average is not None:
-        average = update.average.index_select(0, rows).lerp_(g, 1 - config.betas[0])
-        update.average.index_copy_(0, rows, average)
+    if update.average is not None:
+        kept = update.average.index_select(0, rows)
+        average = join_average(kept, g, config, update.stream)
+        update.average.index_copy_(0, rows, kept)
     direction = direction_of(average, lambda: g, update.step, config)
 
     correction1, correction2 = config.corrections(update.step)
-    view, v = _accumulate(update, rows, g, config)
-    scale = update.geometry.scale(v / correction2) + config.eps  # type: ignore[attr-defined]
+    geometry = update.geometry
+    parts = zip(geometry.partitions, update.statistics, update.divisors, strict=True)
+    views, statistics = zip(*[_accumulate(*part, rows, g, param.shape, config) for part in parts], strict=True)
+    view, scale = views[0], geometry.scale(*[v / correction2 for v in statistics]) + config.eps
     x.view(view).addcmul_(direction.view(view), quotient(config.rate / correction1, scale), value=-1)
     if x.dtype != param.dtype:
         narrow = torch.empty_like(x, dtype=param.dtype)
@@ -72,16 +85,11 @@ def touched_rows(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return rows, g.new_zeros(len(rows), *g.shape[1:]).index_add_(0, place, g)
 
 
-def _accumulate(update: Update, index: Tensor, g: Tensor, config: Config) -> tuple[tuple[int, ...], Tensor]:
-    """V_t of the blocks that contain the rows, and the shape of the rows that it broadcasts against."""
-    geometry, (statistic,), (divisor,), shape = (
-        update.geometry,
-        update.statistics,
-        update.divisors,
-        update.param.shape,
-    )
-    assert isinstance(geometry, Partition)
-    cut, dims = geometry.cut(shape), geometry.dims(shape)
+def _accumulate(
+    partition: Partition, statistic: Tensor, divisor: int, index: Tensor, g: Tensor, shape: Shape, config: Config
+) -> tuple[tuple[int, ...], Tensor]:
+    """The shape of the rows that V_t broadcasts against, and V_t of the blocks that contain them."""
+    cut, dims = partition.cut(shape), partition.dims(shape)
     if 0 in dims:  # blocks that contain all rows: every step updates them
         view, where = (len(index), *cut[1:]), None
     else:  # row i is alone in a block, or one of the group i // rows_a_group

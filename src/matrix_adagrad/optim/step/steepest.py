@@ -15,11 +15,9 @@ from matrix_adagrad.optim.step.backend import Backend
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.reference import as_read, gradient
 from matrix_adagrad.optim.step.sparse import touched_rows
-from matrix_adagrad.optim.step.update import Update, count, direction_of, store
+from matrix_adagrad.optim.step.update import Update, count, join_average, store
 
-__all__ = ["Steepest"]
-
-RMS = 0.2  # of a step with lr=1: AdamW's, as measured by Moonlight, and torch's Muon with match_rms_adamw
+__all__ = ["Steepest", "averaged", "change", "move"]
 
 
 class Steepest(Backend):
@@ -49,19 +47,33 @@ class Steepest(Backend):
 
 
 def _step(update: Update, config: SteepestConfig) -> None:
+    move(update, change(update, averaged(update, config), config), config)
+
+
+def averaged(update: Update, config: SteepestConfig) -> Tensor:
+    """D_t: the average of gradients, which G_t enters, or Nesterov's sum."""
     g = gradient(update, config)
-    average = update.average
-    if average is not None:
-        average = as_read(average.lerp_(g, 1 - config.momentum), update.param)  # M_t
-    direction = direction_of(average, lambda: g, update.step, config)
+    if update.average is None:
+        return g
+    average = as_read(join_average(update.average, g, config, update.stream), update.param)  # M_t
+    return torch.lerp(g, average, config.momentum) if config.nesterov else average
+
+
+def change(update: Update, direction: Tensor, config: SteepestConfig) -> Tensor:
+    """What is subtracted from the parameter: a step along the steepest direction. It needs whole blocks."""
     step = update.geometry.steepest(direction, config.floor)
-    size = RMS / update.geometry.steepest_rms(step.shape) if config.scale == "rms" else 1.0
+    size = config.size(update.geometry, step.shape)
     if config.rescale is not None:
         step = _rescaled(step, update, config)
+    return config.rate * size * step
+
+
+def move(update: Update, step: Tensor, config: SteepestConfig) -> None:
+    """Move the parameter."""
     x = as_read(update.param, update.param)
     if config.decay is not None:
         x = x * config.decay
-    store(update.param, x - config.rate * size * step, config, update.stream)
+    store(update.param, x - step, config, update.stream)
 
 
 def _rescaled(step: Tensor, update: Update, config: SteepestConfig) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from matrix_adagrad.geometry import Geometry, Partition, Shape, wide_dtype
+from matrix_adagrad.geometry import Diagonal, Geometry, Partition, Shape, sum_squares, wide_dtype
 from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.torch_private import foreach_add_
 
 __all__ = [
     "PLAIN",
@@ -21,8 +22,8 @@ __all__ = [
     "count",
     "direction_of",
     "empty_like",
-    "has_root_scale",
     "is_sharded",
+    "join_average",
     "local",
     "shared_dims",
     "store",
@@ -49,7 +50,7 @@ class Update:
     stream: int = 0  # of random numbers for stochastic rounding: each tensor has its own
     # The only block on this rank of a parameter that has more: it is summed in the order that it has among others.
     is_single_block: bool = False
-    sums: Tensor | None = None  # laid out as the statistic: what is measured here of blocks that lie on several ranks
+    sums: tuple[Tensor, ...] = ()  # laid out as the statistics: what is measured here of blocks on several ranks
     rows: Tensor | None = None  # that a sparse gradient touches, sorted: for projections, after the step
     scale: Tensor | None = None  # that the step divided by, of these rows or of all, once a backend has computed it
     prepared: Any = None  # by a backend, for as long as the layout stays
@@ -59,12 +60,12 @@ class Update:
         averages = [] if self.average is None else [self.average]
         return [self.param, *averages, *self.statistics, self.step]
 
-    @property
-    def blocks(self) -> Geometry:
-        """The geometry for the tensors as viewed here."""
-        if isinstance(self.geometry, Partition) and self.statistics:
-            return Dims(shared_dims(self.param, self.statistics[0]), self.geometry)
-        return self.geometry
+    def measure(self, g: Tensor) -> tuple[Tensor, ...]:
+        """What a gradient adds to each statistic. What a sum of squares extends over can be seen from its shape."""
+        are_sums = type(self.geometry).measure is Diagonal.measure
+        if are_sums and all(v.dim() == g.dim() for v in self.statistics):
+            return tuple([sum_squares(g, shared_dims(g, v)) for v in self.statistics])
+        return self.geometry.measure(g)
 
     def viewed(self) -> Update:
         """A full parameter with a dense gradient, in the shape that a partition's statistic broadcasts against."""
@@ -92,13 +93,12 @@ class Dims(Partition):
         return self.partition.scale(*statistics)
 
     @property
+    def has_root_scale(self) -> bool:
+        return self.partition.has_root_scale
+
+    @property
     def transpose(self) -> Partition:
         self._lacks("transpose")
-
-
-def has_root_scale(geometry: Geometry) -> bool:
-    """Whether a geometry is a partition whose scale is the root of its statistic, as shortcuts take it to be."""
-    return isinstance(geometry, Partition) and type(geometry).scale is Partition.scale
 
 
 def is_sharded(x: Any) -> bool:
@@ -148,7 +148,7 @@ def widen(x: Tensor, like: Tensor) -> Tensor:
 
 def count(steps: list[Tensor]) -> None:
     """Count one more step. Not with ``step += 1``, which torch 2.13 loses when it compiles a float64 scalar."""
-    torch._foreach_add_(steps, 1)
+    foreach_add_(steps, 1)
 
 
 def direction_of(average: Tensor | None, gradient: Callable[[], Tensor], step: Tensor, config: Config) -> Tensor:
@@ -161,12 +161,33 @@ def direction_of(average: Tensor | None, gradient: Callable[[], Tensor], step: T
     return average
 
 
+def join_average(average: Tensor, g: Tensor, config: Config, stream: int) -> Tensor:
+    """D_t = β₁ D_{t-1} + (1 - β₁) G_t, in place; returned as it is kept, in the dtype of G_t.
+
+    A narrow average is rounded up or down at random. To the nearest, it would stop at a gradient's neighbours: a tenth
+    of a unit in the last place is never enough to move it.
+    """
+    assert config.betas is not None
+    if average.dtype == g.dtype:
+        return average.lerp_(g, 1 - config.betas[0])
+    joined = average.to(g.dtype).lerp_(g, 1 - config.betas[0])
+    average.copy_(_rounded(joined, stream and stream ^ _STREAM_OF_AVERAGE))
+    return average.to(g.dtype)
+
+
 def store(param: Tensor, x: Tensor, config: Config, stream: int) -> None:
     """Write ``x`` into a parameter. Where the parameter is narrower than the arithmetic, this is the only rounding."""
     if config.stochastic_rounding and param.dtype is torch.bfloat16:
-        seeded = torch.Generator(x.device).manual_seed(stream) if stream else None
-        x = round_stochastically(x, seeded)
+        x = _rounded(x, stream)
     param.copy_(x)
+
+
+_STREAM_OF_AVERAGE = 0x2545F4914F6CDD1D  # a parameter and its average draw different numbers
+
+
+def _rounded(x: Tensor, stream: int) -> Tensor:
+    seeded = torch.Generator(x.device).manual_seed(stream) if stream else None
+    return round_stochastically(x.float(), seeded)
 
 
 def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
