@@ -13,6 +13,7 @@ from torch.masked import masked_tensor
 from torch.nn import Parameter
 
 from matrix_adagrad import ColumnAdaGrad, RowAdaGrad, RowMomentum
+from matrix_adagrad.optim import state
 from tests.optim.training import assert_bitwise
 
 every_class = pytest.mark.parametrize("cls", [RowAdaGrad, ColumnAdaGrad, RowMomentum])
@@ -273,6 +274,30 @@ def test_two_threads_never_share_a_gradient():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_a_thread_never_sees_half_of_a_state(monkeypatch):
+    """A second thread takes its whole first step while the first one still makes the state."""
+    x = a_parameter()
+    optimizer, errors, make = RowAdaGrad([x], lr=0.1), [], state._empty_statistics
+
+    def step():
+        try:
+            optimizer.step()
+        except Exception as error:  # a thread's own would only be printed
+            errors.append(error)
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(state, "_empty_statistics", make)
+        other = threading.Thread(target=step)
+        other.start()
+        other.join()
+        return make(*arguments)
+
+    monkeypatch.setattr(state, "_empty_statistics", interrupted)
+    step()
+    assert not errors
+    assert optimizer.state[x]["step"] == 2
 
 
 @every_class

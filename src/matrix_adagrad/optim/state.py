@@ -83,11 +83,13 @@ class StatefulOptimizer(Optimizer):
             averages, _average_dtype(param, group)
         )
         if not state:
-            state[STEP] = self._count(0, param, group)
+            made = {STEP: self._count(0, param, group)}
             for key in averages:
-                state[key] = torch.zeros_like(param, dtype=dtypes[key], memory_format=torch.preserve_format)
+                made[key] = torch.zeros_like(param, dtype=dtypes[key], memory_format=torch.preserve_format)
             for key, statistic in zip(keys, _empty_statistics(param, geometry), strict=True):
-                state[key] = statistic.fill_(group.get("initial_accumulator_value", 0.0))
+                made[key] = statistic.fill_(group.get("initial_accumulator_value", 0.0))
+            if not state:  # another thread may have been first, and may be looking: it sees all or nothing
+                state.update(made)
         elif tuple([state[key].shape for key in keys if key in state]) != _statistic_shapes(geometry, param.shape):
             found = ", ".join(f"{key!r} of shape {tuple(v.shape)}" for key, v in state.items() if key != STEP)
             raise RuntimeError(
