@@ -12,7 +12,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 26
 
-reproduce: .venv/ready ## run the paper's experiments, judge its claims, write results/report.html (about 7 minutes)
+reproduce: .venv/ready ## run the paper's experiments, judge its claims, write results/report.html (about 8 minutes)
 	@echo "reproduce: the paper's experiments"
 	@$(BIN)/python -m reproduction $(ARGS)
 
@@ -58,7 +58,7 @@ bench: .venv/ready-bench ## time and memory of a step, compared with peers (abou
 	@echo "bench: memory with steps in the backward pass"
 	@$(BIN)/python -m benchmarks.in_backward $(filter-out --quick,$(ARGS))
 
-advice: .venv/ready-bench ## is the advisor's advice any good? (about 40 minutes, into results/advice/)
+advice: .venv/ready-bench ## is the advisor's advice any good? (about 12 minutes, into results/advice/)
 	@echo "advice: the advisor's choices, compared with full-length runs"
 	@$(BIN)/python -m benchmarks.advice $(ARGS)
 

@@ -5,6 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+import torch
+
 import matrix_adagrad
 
 readme, kind = sys.argv[1:]
@@ -18,8 +20,12 @@ for name in ("bench", "benchmarks", "experiments", "reproduction", "tests"):
     assert importlib.util.find_spec(f"matrix_adagrad.{name}") is None, name
     assert not (folder.parent / name).exists(), name
 assert bool(matrix_adagrad.native.missing()) == (kind == "pure"), matrix_adagrad.native.missing()
-example = re.search(r"^```python\n(.*?)^```$", Path(readme).read_text(encoding="utf-8"), re.M | re.S)[1]
-names = {}
-exec(example, names)
-assert names["optimizer"].state[names["model"].weight]["sum"].shape == (100_000, 1)
-print(f"smoke: the README's example ran with matrix-adagrad {matrix_adagrad.__version__}, {kind}")
+for example in re.findall(r"^```python\n(.*?)^```$", Path(readme).read_text(encoding="utf-8"), re.M | re.S):
+    names = {}
+    exec(example, names)
+    model, optimizer = names["model"], names["optimizer"]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.arange(8)).square().mean().backward()
+    optimizer.step()
+    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)), example
+print(f"smoke: the README's examples took a step with matrix-adagrad {matrix_adagrad.__version__}, {kind}")

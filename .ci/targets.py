@@ -24,7 +24,7 @@ PART = {  # ARGS for a part that takes a minute
 }
 ALWAYS_PART = {  # the same for slow targets that are not tests, or that another target covers
     "pytest": "tests/test_intervals.py",
-    "reproduce": "examples --quick",
+    "reproduce": "games --quick",
     "bench": "--quick --rounds 2",
     "advice": "planted-none",
 }

@@ -1,150 +1,116 @@
-"""Is the advisor's advice any good? Compares its choice after short runs with full-length runs of all candidates.
+"""Is the advisor's advice any good? Compares its plans with full-length runs of all candidates.
 
-    python -m benchmarks.advice            all tasks, in about 40 minutes; results are stored in results/advice/
-    python -m benchmarks.advice --write    write the stored results into docs/advisor.md
+    python -m benchmarks.advice                  the test tasks, in about 12 minutes on 2 idle cores
+    python -m benchmarks.advice --development    the tasks that were looked at while the rules were made
+    python -m benchmarks.advice --write          write the stored results into docs/advisor.md
 
-On each task, the advisor gets runs of 200 steps. Then all its candidates, and outside optimizers, train for four times
-as many steps on other seeds, each with its own learning rate, tuned the same way. The advice was right if the chosen
-candidate is level with the best candidate at full length.
+Each task has a length. The advisor races at this length, and once more at a quarter of it, from where it extrapolates.
+Then every candidate is tuned at full length on other seeds. The best of them and the plan, with the plan's learning
+rate, train on seeds that nothing has used before: the plan's loss above the best one's is what the advice costs.
+A task's result is stored as soon as it is there; those that are stored are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Adafactor, Adam, Muon, Optimizer
 
-from benchmarks.advice_tasks import TASKS
-from matrix_adagrad.advisor import Candidate, ParameterSummary, Race, advise, lrs_around
+from benchmarks import advice_tasks, advice_test_networks, advice_test_tables
+from matrix_adagrad.advisor import Advice, Plan, Race, Task, advise
+from matrix_adagrad.advisor.candidates import Candidate
+from matrix_adagrad.advisor.training import start_score, train
+from matrix_adagrad.advisor.tuning import Tuning
 from matrix_adagrad.files import write
-from matrix_adagrad.optim import geometry_groups
 from matrix_adagrad.version import __version__
 
-SHORT, LONGER, SEEDS = 200, 4, 5  # steps of the advisor's runs, factor for full-length runs, seeds
-FAMILIES = ("adagrad", "momentum")  # matrix_optimizer has its own trial, benchmarks/muon.py
-FEWER = {"gpt": 100}  # its steps take ten times as long
-OTHER = 100  # the first seed that the advisor has not used
+TEST = {**advice_test_tables.TASKS, **advice_test_networks.TASKS}
+DEVELOPMENT = advice_tasks.TASKS
+SHORTER = 4  # the second race has this part of the steps
+SEEDS = 5  # runs of each finalist in the race
+CLOSE, FURTHER = 6, 4  # the best so many candidates at full length are told apart on further seeds
+OTHER, JUDGES = 100, range(200, 208)  # seeds that the advisor has not used: the first to tune with, and the judges
 OUT = Path("results/advice")
-SLOW = ("gpt", "mlp", "digits-cnn", "skip-gram")  # these start first, so that no core idles at the end
-
-
-class MuonWithAdam(Optimizer):
-    """Muon for hidden matrices and Adam for the rest, as one optimizer with one learning rate."""
-
-    def __init__(self, model: nn.Module, lr: float) -> None:
-        kinds: dict[bool, list[Tensor]] = {True: [], False: []}
-        for group in geometry_groups(model):
-            for _, param in group["params"]:
-                kinds[group["name"] == "matrix" and param.dim() == 2].append(param)
-        if not kinds[True]:
-            raise ValueError("no hidden matrices")
-        muon = Muon(kinds[True], lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-        self.parts = [muon, Adam(kinds[False], lr=lr)]
-        super().__init__(kinds[True] + kinds[False], {"lr": lr})
-
-    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
-        """One step of both."""
-        for part in self.parts:
-            part.step()
-            self.state.update(part.state)
-
-
-def references() -> list[Candidate]:
-    """Outside optimizers. SGD's learning rate depends on the units of the loss, so its rates are spaced wider."""
-    optimizers: dict[str, tuple[Callable[[nn.Module, float], Optimizer], tuple[float, ...]]] = {
-        "Adam": (lambda model, lr: Adam(model.parameters(), lr), lrs_around(0.01)),
-        "SGD": (lambda model, lr: SGD(model.parameters(), lr, momentum=0.9), lrs_around(0.3, step=10**0.5)),
-        "Adafactor": (lambda model, lr: Adafactor(model.parameters(), lr), lrs_around(0.01)),
-        "Muon": (MuonWithAdam, lrs_around(0.01)),
-    }
-    return [Candidate(name, make, lrs) for name, (make, lrs) in optimizers.items()]
 
 
 def try_task(name: str) -> dict[str, Any]:
     """The advice on a task, and the full-length runs that judge it."""
     torch.set_num_threads(1)
-    start = time.perf_counter()
-    task = TASKS[name]()
-    steps = FEWER.get(name, SHORT)
-    advice = advise(task, families=FAMILIES, steps=steps, seeds=SEEDS)
-    advised = time.perf_counter() - start
-    candidates = [outcome.candidate for outcome in advice.race.outcomes]
-    race = Race(task, steps=LONGER * steps, seeds=SEEDS, first_seed=OTHER)
-    outcomes = [race.train(candidate) for candidate in candidates]
-    full = race.result(outcomes)
-    chosen = advice.race.chosen.outcome
-    as_planned = [run.score for run in race.runs(chosen.candidate, chosen.lr)]
-    outside: dict[str, list[float] | str] = {}
-    for reference in references():
-        try:
-            outside[reference.name] = [run.score for run in race.train(reference).runs]
-        except ValueError as error:
-            outside[reference.name] = str(error)
+    make, steps = (TEST | DEVELOPMENT)[name]
+    started, task = time.process_time(), make()
+    advice = advise(task, steps=steps, seeds=SEEDS)
+    advised = time.process_time() - started
+    short = advise(task, steps=steps // SHORTER, length=steps, seeds=SEEDS - 2)
+    truth = full_length(task, steps, advice)
+    best = min(truth, key=lambda found: found["score"])
+    candidate = advice.race[best["candidate"]].outcome.candidate
     return {
         "task": name,
+        "steps": steps,
         "advised_seconds": advised,
-        "seconds": time.perf_counter() - start,
-        "chosen": chosen.name,
-        "advice": advice.race.to_dict(),
-        "full": full.to_dict(),
-        "as_planned": as_planned,
-        "outside": outside,
-        "plan": advice.plan.to_dict(),
-        "predictions": predictions(advice.probe.parameters),
-        "parameters": {parameter.name: parameter.scalars() for parameter in advice.probe},
+        "starts": [start_score(task, task.start(seed), seed, steps) for seed in JUDGES],
+        "best": {"candidate": candidate.name, "lr": best["lr"], "scores": _judged(task, steps, candidate, best["lr"])},
+        "advice": _advice(task, steps, advice),
+        "short": _advice(task, steps, short),
+        "truth": truth,
+        "seconds": time.process_time() - started,
     }
 
 
-# ------------------------------------------------------------------------------ what the probe alone would have chosen
+def full_length(task: Task, steps: int, advice: Advice) -> list[dict[str, Any]]:
+    """Every candidate at full length, with its own learning rate, on seeds that the advisor has not used.
+
+    Tuning starts where the candidate's short runs point to, and goes on at full length until the best rate has worse
+    neighbours. The best few candidates run on further seeds.
+    """
+    race = Race(task, steps=steps, seeds=FURTHER, first_seed=OTHER)
+    found: list[dict[str, Any]] = []
+    for outcome in advice.race.outcomes:
+        shorter = {at: rung for at, rung in outcome.rungs.items() if at <= steps // 4}
+        tuning = Tuning(outcome.candidate, {at: dict(rung) for at, rung in shorter.items()})
+        race.tune(tuning, steps)
+        found.append({"candidate": outcome.name, "lr": tuning.best_lr(steps), "tuned": tuning.score(steps)})
+    for one in sorted(found, key=lambda one: one["tuned"])[:CLOSE]:
+        one["scores"] = [run.score for run in race.runs(advice.race[one["candidate"]].outcome.candidate, one["lr"])]
+    return [one | {"score": statistics.fmean(one.get("scores", [math.inf]))} for one in found]
 
 
-def predictions(parameters: Sequence[ParameterSummary]) -> dict[str, str]:
-    """For each statistic of the probe, the geometry that it would choose for the whole model."""
-    matrices = [parameter for parameter in parameters if parameter.is_matrix]
-
-    def total(value: Callable[[ParameterSummary], float]) -> float:
-        return sum(map(value, matrices))
-
-    def mean(value: Callable[[ParameterSummary], float]) -> float:
-        """Weighted by squared gradients, so a layer without gradients does not count."""
-        weights = [matrix.gradient_norm["whole"] for matrix in matrices]
-        return statistics.fmean(map(value, matrices), weights if sum(weights) else None)
-
-    def agreement(name: str) -> float:
-        return mean(lambda matrix: matrix.agreement[name])
-
-    enough = [name for name in ("row", "column") if agreement(name) >= 0.9]
+def _advice(task: Task, steps: int, advice: Advice) -> dict[str, Any]:
+    """What was advised, and how it ends at full length."""
+    chosen = advice.race.chosen
     return {
-        "smallest bound": min(
-            ("row", "column", "entry", "whole"), key=lambda name: total(lambda matrix: matrix.bound[name])
-        ),
-        "smallest bound, rows or columns": min(
-            ("row", "column"), key=lambda name: total(lambda matrix: matrix.bound[name])
-        ),
-        "larger agreement": max(("row", "column"), key=agreement),
-        "agreement of 0.9, else entry": max(enough, key=agreement) if enough else "entry",
-        "lower participation": (
-            "row"
-            if mean(lambda matrix: matrix.rows.participation) < mean(lambda matrix: matrix.columns.participation)
-            else "column"
-        ),
-        "more inactive": "row"
-        if mean(lambda matrix: matrix.rows.inactive) >= mean(lambda matrix: matrix.columns.inactive)
-        else "column",
-    } | {f"always {name}": name for name in ("entry", "row", "column", "whole")}
+        "chosen": chosen.name if chosen else None,
+        "lr": advice.plan.lr if advice.plan else None,
+        "settled": advice.is_settled,
+        "verdict": advice.verdict,
+        "race": advice.race.to_dict(),
+        "scores": _plan_scores(task, steps, advice.plan) if advice.plan else None,
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------- command
+def _plan_scores(task: Task, steps: int, plan: Plan) -> list[float]:
+    return _judged(
+        task, steps, Candidate("plan", lambda model, lr: plan.optimizer(model, lr=lr), (plan.lr, 2 * plan.lr)), plan.lr
+    )
+
+
+def _judged(task: Task, steps: int, candidate: Candidate, lr: float) -> list[float]:
+    """The scores of full-length runs on the seeds that judge."""
+    scores = []
+    for seed in JUDGES:
+        model = task.start(seed)
+        scores.append(train(task, model, candidate.make(model, lr), seed, steps).score)
+    return scores
 
 
 def main() -> None:
@@ -152,39 +118,51 @@ def main() -> None:
     from benchmarks import advice_tables
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", help=f"some of {', '.join(TASKS)} (default: all)")
+    parser.add_argument("tasks", nargs="*", help=f"some of {', '.join(TEST | DEVELOPMENT)} (default: the test tasks)")
+    parser.add_argument("--development", action="store_true", help="run the tasks that the rules were made with")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"the folder of the results (default: {OUT})")
     parser.add_argument(
         "--write", action="store_true", help="run nothing; write the stored results into docs/advisor.md"
     )
     options = parser.parse_args()
-    unknown = [name for name in options.tasks if name not in TASKS]
+    known = TEST | DEVELOPMENT
+    unknown = [name for name in options.tasks if name not in known]
     if unknown:
-        parser.error(f"no such task: {', '.join(unknown)}; choose from {', '.join(TASKS)}")
+        parser.error(f"no such task: {', '.join(unknown)}; choose from {', '.join(known)}")
     if not options.write:
-        wanted = options.tasks or sorted(
-            TASKS, key=lambda name: (name not in SLOW, SLOW.index(name) if name in SLOW else 0)
-        )
-        run([name for name in wanted if not stored(name).exists()], options.workers)
-    found = [json.loads(stored(name).read_text(encoding="utf-8")) for name in TASKS if stored(name).exists()]
-    print(advice_tables.text(found))
+        wanted = options.tasks or list(DEVELOPMENT if options.development else TEST)
+        run([name for name in wanted if not stored(options.out, name).exists()], options.workers, options.out)
+    tests, others = (
+        [_read(options.out, name) for name in names if stored(options.out, name).exists()]
+        for names in (TEST, DEVELOPMENT)
+    )
+    print(advice_tables.text(tests, others))
     if options.write:
-        advice_tables.publish(found)
+        advice_tables.publish(tests, others)
 
 
-def stored(name: str) -> Path:
+def stored(out: Path, name: str) -> Path:
     """The file with a task's result."""
-    return OUT / f"{name}.json"
+    return out / f"{name}.json"
 
 
-def run(names: Sequence[str], workers: int) -> None:
+def _read(out: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stored(out, name).read_text(encoding="utf-8"))
+    return found
+
+
+def run(names: Sequence[str], workers: int, out: Path) -> None:
     """Run tasks in parallel, and store each result as soon as it is ready."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, max_tasks_per_child=1) as pool:
         for future in as_completed([pool.submit(try_task, name) for name in names]):
+            if future.exception() is not None:  # the other tasks go on
+                traceback.print_exception(future.exception())
+                continue
             result = future.result() | {"version": __version__, "torch": torch.__version__}
-            write(stored(result["task"]), json.dumps(result, indent=1) + "\n")
-            print(f"{result['task']}: {result['seconds']:.0f} s", flush=True)
+            write(stored(out, result["task"]), json.dumps(result, indent=1) + "\n")
+            print(f"{result['task']}: {result['seconds']:.0f} s of CPU", flush=True)
 
 
 if __name__ == "__main__":

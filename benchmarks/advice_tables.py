@@ -5,140 +5,165 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.markdown import DOCS, markdown_table, update_page
-from matrix_adagrad.advisor.race_result import CLOSE, LEVEL
+from matrix_adagrad.advisor.verdicts import has_learned, margin
 from matrix_adagrad.intervals import Interval, interval
 
-__all__ = ["publish", "text"]
+__all__ = ["Judged", "judged", "publish", "text"]
 
-OUTSIDE = ("Adam", "SGD", "Adafactor", "Muon")
+RIGHT, LEVEL, MISS, UNDECIDED = "right", "level", "miss", "undecided"
+BAR, LARGEST = 0.9, 0.05  # right or level on so many of the settled tasks, and no miss that costs more
 
 Found = dict[str, Any]
 
 
-def publish(found: Sequence[Found]) -> None:
-    """Replace the tables on the page."""
-    update_page(DOCS / "advisor.md", {"advice": lambda: text(found)})
+@dataclass(frozen=True)
+class Judged:
+    """What became of an advice: its verdict, and its loss above the best candidate's, relative to that."""
+
+    verdict: str
+    cost: float
+    interval: Interval | None = None
 
 
-def text(found: Sequence[Found]) -> str:
-    """All tables, with summaries."""
-    right = [task for task in found if _chosen(task)["verdict"] in LEVEL]
-    close = [task for task in right if _behind(_chosen(task), _best(task)) <= CLOSE]
-    costs = [_behind(_chosen(task), _best(task)) for task in found if task not in right]
-    wrong = (
-        f" On the others, it ended {_percent(min(costs))} to {_percent(max(costs))} above the best." if costs else ""
-    )
-    versions = ", ".join(sorted({f"torch {task['torch']}" for task in found}))
-    minutes = statistics.median(task["advised_seconds"] for task in found) / 60
-    return "\n\n".join(
-        (
-            f"On **{len(right)} of {len(found)}** tasks, the chosen candidate was level with the best one at full "
-            f"length; on {len(close)} of them, its loss was at most {CLOSE:.0%} higher.{wrong} The median time for "
-            f"advice was {minutes:.1f} minutes, on one core of a shared machine ({versions}).",
-            _choices(found),
-            "Outside optimizers at full length, each with its own learning rate, tuned the same way: the loss relative "
-            "to that of the best candidate, above (+) or below it (−). In bold, the paired 95 % interval excludes 0.",
-            _references(found),
-            "What the probe's statistics would have chosen, with one geometry for the whole model: how often this "
-            "choice was level with the best of the four geometries at full length, over all tasks and both families, "
-            "and what it cost.",
-            _predictions(found),
-        )
-    )
+def judged(task: Found, advice: Found) -> Judged:
+    """Judge an advice by the runs on fresh seeds.
 
-
-def _choices(found: Sequence[Found]) -> str:
-    rows = []
-    for task in found:
-        chosen, best = _chosen(task), _best(task)
-        as_planned = statistics.fmean(task["as_planned"])
-        rows.append(
-            [
-                task["task"],
-                chosen["candidate"],
-                best["candidate"],
-                f"{best['score']:.4g}",
-                "–" if chosen is best else f"{_percent(_behind(chosen, best))} ({chosen['verdict']})",
-                _percent((as_planned - best["score"]) / abs(best["score"])),
-                f"{chosen['state_bytes'] / best['state_bytes']:.2g}",
-            ]
-        )
-    head = [
-        "task",
-        "the advice",
-        "best at full length",
-        "its loss",
-        "the advice is behind by",
-        "with the plan's lr",
-        "state",
-    ]
-    return markdown_table(head, rows)
-
-
-def _references(found: Sequence[Found]) -> str:
-    rows = []
-    for task in found:
-        best = _best(task)
-        cells = []
-        for name in OUTSIDE:
-            scores = task["outside"][name]
-            if isinstance(scores, str):
-                cells.append("not applicable")
-                continue
-            if any(score is None or not math.isfinite(score) for score in scores):
-                cells.append("failed")
-                continue
-            difference = _paired(scores, best["scores"])
-            shown = _percent(difference.mean / abs(best["score"]))
-            cells.append(f"**{shown}**" if difference.low > 0 or difference.high < 0 else shown)
-        rows.append([task["task"], *cells])
-    return markdown_table(["task", *OUTSIDE], rows)
-
-
-def _predictions(found: Sequence[Found]) -> str:
-    rows = []
-    for statistic in found[0]["predictions"]:
-        level, costs = 0, []
-        for task in found:
-            for family in ("adagrad", "momentum"):
-                geometries = {name: _standing(task, f"{name} {family}") for name in ("row", "column", "entry", "whole")}
-                there = {name: standing for name, standing in geometries.items() if standing is not None}
-                best = min(there.values(), key=lambda standing: standing["score"])
-                guess = there.get(task["predictions"][statistic], there["entry"])
-                difference = _paired(guess["scores"], best["scores"])
-                cost = _behind(guess, best)
-                level += difference.low <= 0 or cost <= 0.01
-                costs.append(cost)
-        rows.append([statistic, f"{level} of {len(costs)}", _percent(statistics.fmean(costs)), _percent(max(costs))])
-    return markdown_table(["statistic", "level with the best", "mean cost", "largest cost"], rows)
-
-
-def _standing(task: Found, name: str) -> Found | None:
-    return next((standing for standing in task["full"]["standings"] if standing["candidate"] == name), None)
-
-
-def _chosen(task: Found) -> Found:
-    chosen = _standing(task, task["chosen"])
-    assert chosen is not None
-    return chosen
-
-
-def _best(task: Found) -> Found:
-    best: Found = task["full"]["standings"][0]
-    return best
-
-
-def _behind(standing: Found, best: Found) -> float:
-    behind: float = (standing["score"] - best["score"]) / abs(best["score"])
-    return behind
+    It is right if it names the best candidate, or says that nothing is learned where nothing is; level if its plan ends
+    within the margin of the best one; undecided if it said so itself; else a miss.
+    """
+    start, best = statistics.fmean(task["starts"]), statistics.fmean(task["best"]["scores"])
+    gains = [before - after for before, after in zip(task["starts"], task["best"]["scores"], strict=True)]
+    learned = has_learned(gains, start)
+    if advice["scores"] is None:
+        return Judged(MISS, (start - best) / abs(best)) if learned else Judged(RIGHT, 0.0)
+    loss = statistics.fmean(score if score is not None else math.inf for score in advice["scores"])
+    if not learned:
+        return Judged(MISS, (loss - start) / abs(start))
+    behind = _paired(advice["scores"], task["best"]["scores"]) if math.isfinite(loss) else None
+    cost = (loss - best) / abs(best) if best else math.inf if loss else 0.0
+    if not advice["settled"]:
+        return Judged(UNDECIDED, cost, behind)
+    if loss - best > margin(best, start):
+        return Judged(MISS, cost, behind)
+    return Judged(RIGHT if advice["chosen"] == task["best"]["candidate"] else LEVEL, cost, behind)
 
 
 def _paired(scores: Sequence[float], others: Sequence[float]) -> Interval:
     return interval([mine - theirs for mine, theirs in zip(scores, others, strict=True)])
 
 
+def publish(tests: Sequence[Found], development: Sequence[Found]) -> None:
+    """Replace the tables on the page."""
+    update_page(DOCS / "advisor.md", {"advice": lambda: text(tests, development)})
+
+
+def text(tests: Sequence[Found], development: Sequence[Found]) -> str:
+    """The tables, with summaries."""
+    parts = []
+    if tests:
+        parts += [f"**The test: {_summary(tests)}** {_bar(tests)} {_costs(tests)}", _choices(tests)]
+    if development:
+        parts += [
+            f"Tasks that were looked at while the rules were made: {_summary(development)}",
+            _choices(development),
+        ]
+    return "\n\n".join(parts)
+
+
+def _summary(found: Sequence[Found]) -> str:
+    verdicts = [judged(task, task["advice"]).verdict for task in found]
+    right, level, misses, undecided = (verdicts.count(name) for name in (RIGHT, LEVEL, MISS, UNDECIDED))
+    return (
+        f"of {len(found)} tasks the advisor settled {len(found) - undecided}, and was right on {right} and level on "
+        f"{level} of them; {misses} {'is a miss' if misses == 1 else 'are misses'}. On {undecided} it said that it was "
+        "undecided."
+    )
+
+
+def _bar(tests: Sequence[Found]) -> str:
+    results = [judged(task, task["advice"]) for task in tests]
+    settled = [result for result in results if result.verdict != UNDECIDED]
+    good = [result for result in settled if result.verdict != MISS]
+    worst = max((result.cost for result in settled if result.verdict == MISS), default=0.0)
+    share = len(good) / max(1, len(settled))
+    met = share >= BAR and worst <= LARGEST
+    largest = f", the largest miss costs {_percent(worst)}" if len(good) < len(settled) else ""
+    return (
+        f"That is {share:.0%} of what it settled{largest}. The bar is {BAR:.0%}, and no miss above {LARGEST:.0%}: "
+        f"{'met' if met else 'missed'}."
+    )
+
+
+def _costs(tests: Sequence[Found]) -> str:
+    results = [judged(task, task["advice"]) for task in tests]
+    undecided = [result.cost for result in results if result.verdict == UNDECIDED]
+    kept = ""
+    if undecided:
+        within = [_is_level(task) for task in tests if judged(task, task["advice"]).verdict == UNDECIDED]
+        kept = (
+            f"Where it was undecided, its plan was within the margin all the same on {sum(within)} of {len(within)} "
+            f"tasks; it cost {_spread(undecided)}. "
+        )
+    short = [judged(task, task["short"]).cost for task in tests if task["short"]["scores"] is not None]
+    seconds = statistics.median(task["advised_seconds"] for task in tests)
+    versions = ", ".join(sorted({f"torch {task['torch']}" for task in tests}))
+    return (
+        f"{kept}From a race at a quarter of the length, which never claims to be settled, the plan cost "
+        f"{_spread(short)}. Advice took {seconds:.0f} s of CPU time in the median ({versions})."
+    )
+
+
+def _is_level(task: Found) -> bool:
+    """Whether the plan ends within the margin of the best candidate, whatever the advisor said about it."""
+    start, best = statistics.fmean(task["starts"]), statistics.fmean(task["best"]["scores"])
+    return statistics.fmean(task["advice"]["scores"]) - best <= margin(best, start)
+
+
+def _spread(costs: Sequence[float]) -> str:
+    """The median and the largest of the costs; they are infinite where the best loss is 0, and the plan's is not."""
+    finite = [cost for cost in costs if math.isfinite(cost)]
+    others = f", not counting {len(costs) - len(finite)} where the best loss is 0" if len(finite) < len(costs) else ""
+    return f"{_percent(statistics.median(costs))} in the median, and {_percent(max(finite))} at most{others}"
+
+
+def _choices(found: Sequence[Found]) -> str:
+    head = [
+        "task",
+        "steps",
+        "loss at the start",
+        "best at full length",
+        "its loss",
+        "the advice",
+        "its lr / the best's",
+    ]
+    head += ["verdict", "the plan costs", "95 % interval", "from a quarter"]
+    return markdown_table(head, [_row(task) for task in found])
+
+
+def _row(task: Found) -> list[str]:
+    best, advice = task["best"], task["advice"]
+    result, short = judged(task, advice), judged(task, task["short"])
+    loss = statistics.fmean(best["scores"])
+    same = advice["chosen"] == best["candidate"]
+    ends = [end / abs(loss) for end in (result.interval.low, result.interval.high)] if result.interval and loss else []
+    return [
+        task["task"],
+        str(task["steps"]),
+        f"{statistics.fmean(task['starts']):.4g}",
+        best["candidate"],
+        f"{loss:.4g}",
+        advice["chosen"] or "nothing was learned: no plan",
+        f"{advice['lr'] / best['lr']:.2g}" if same else "–",
+        result.verdict,
+        "–" if advice["chosen"] is None else _percent(result.cost),
+        f"{_percent(ends[0])} to {_percent(ends[1])}" if ends else "–",
+        "no plan" if task["short"]["chosen"] is None else f"{task['short']['chosen']}: {_percent(short.cost)}",
+    ]
+
+
 def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %".replace("-", "−") if math.isfinite(share) else "failed"
+    return f"{100 * share:+.1f} %".replace("-", "−") if math.isfinite(share) else "∞"

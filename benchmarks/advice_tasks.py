@@ -1,5 +1,5 @@
-"""Tasks to test the advisor on: the demos of `matrix_adagrad.demos.tasks`, more small models, and planted problems
-whose best geometry is known. ``TASKS`` lists them by name.
+"""Tasks that the advisor's rules were made with: the demos of `matrix_adagrad.demos.tasks`, more small models, and
+planted problems whose best geometry is known. ``TASKS`` lists them by name, with the number of steps of a run.
 """
 
 from __future__ import annotations
@@ -184,16 +184,16 @@ def _planted(name: str, noise: Tensor, scales: Tensor) -> Task:
     return Task(make_model, loss, batches, held_out=held_out, name=name)
 
 
-TASKS: dict[str, Callable[[], Task]] = {
-    "movielens": movielens,
-    "movielens-transposed": functools.partial(movielens, transposed=True),
-    "mlp": mlp,
-    "gpt": lm,
-    "digits-mlp": digits_mlp,
-    "digits-cnn": digits_cnn,
-    "skip-gram": skip_gram,
-    "softmax-sparse": softmax_sparse,
-    "planted-row": planted_row,
-    "planted-column": planted_column,
-    "planted-none": planted_none,
+TASKS: dict[str, tuple[Callable[[], Task], int]] = {
+    "movielens": (movielens, 200),
+    "movielens-transposed": (functools.partial(movielens, transposed=True), 200),
+    "mlp": (mlp, 160),
+    "gpt": (lm, 64),
+    "digits-mlp": (digits_mlp, 240),
+    "digits-cnn": (digits_cnn, 160),
+    "skip-gram": (skip_gram, 120),
+    "softmax-sparse": (softmax_sparse, 200),
+    "planted-row": (planted_row, 200),
+    "planted-column": (planted_column, 200),
+    "planted-none": (planted_none, 200),
 }

@@ -514,8 +514,8 @@ def other_cases() -> Iterator[Case]:
     balls = {"domain": sets.RowBalls(2.0), "project_start": True}
     for family, mode, dtype in itertools.product(FAMILIES, list(MODES)[:4], ("float32", "bfloat16")):
         setting: Options = {"family": family, "dtype": DTYPES[dtype]}
-        for way, extra in (("free", {}), ("in balls", balls)):
-            yield case(f"groups/{family}/{mode}/{dtype}/{way}", groups_of, options=MODES[mode] | extra, **setting)
+        for name, extra in (("free", {}), ("in balls", balls)):
+            yield case(f"groups/{family}/{mode}/{dtype}/{name}", groups_of, options=MODES[mode] | extra, **setting)
         for (name, geometry), how in itertools.product(GEOMETRIES.items(), ("dict", "file", "copy", "loop")):
             setting["then"] = {"fused": None, "foreach": False} if how == "loop" else {}
             setting |= {"how": how, "options": {"geometry": geometry, **MODES[mode]}}

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement
 
 from benchmarks.markdown import DOCS, markdown_table, update_page
 from matrix_adagrad.geometry import Blocks, Column, Diagonal, Entry, Factored, Partition, Row, Whole, wide_dtype
 from matrix_adagrad.optim.sharding import statistic_layout
+from matrix_adagrad.torch_private import StridedShard
 
 PAGE = DOCS / "scaling.md"
 
@@ -48,8 +49,7 @@ class OptimizerSpec:
 
     def partitions(self, p: ParameterSpec) -> tuple[Partition, ...]:
         """The partitions whose sums are kept for a parameter."""
-        own = None if self.geometry is None else self.geometry.on(p.shape)
-        return own.partitions if isinstance(own, Diagonal) else ()
+        return () if self.geometry is None else self.geometry.on(p.shape).partitions
 
 
 def adagrad(geometry: Diagonal) -> OptimizerSpec:
@@ -85,7 +85,7 @@ def local_shape(
     """
     sizes = list(shape)
     for placement, ranks, i in zip(placements, mesh, at or [0] * len(mesh), strict=True):
-        if isinstance(placement, _StridedShard):
+        if isinstance(placement, StridedShard):
             factor = int(placement.split_factor)
             pieces = [_chunk(sizes[placement.dim], factor, piece) for piece in range(factor)]
             sizes[placement.dim] = sum(_chunk(piece, ranks, i) for piece in pieces)
@@ -196,7 +196,7 @@ class Parallelism:
         if self.replicas is not None:
             return (Replicate(), Shard(0))
         if parallel == "rows":
-            return (_StridedShard(0, split_factor=self.mesh[1]), Shard(0))
+            return (StridedShard(0, split_factor=self.mesh[1]), Shard(0))
         return (Shard(0), Shard(1) if parallel else Replicate())
 
     @property
@@ -355,7 +355,7 @@ def _large_table_together() -> str:
 
 _M, _N, _K = 14, 22, 2  # distinct sizes, to tell the symbols apart
 _SYMBOLS = {_M: "m", _N: "n", _K: "k"}
-_STRIDED = _StridedShard(0, split_factor=2)
+_STRIDED = StridedShard(0, split_factor=2)
 SYMBOLIC_LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[Placement, ...]]] = {
     "rows over R": (("R",), (Shard(0),)),
     "columns over R": (("R",), (Shard(1),)),

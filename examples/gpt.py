@@ -24,9 +24,9 @@ def new_model() -> nn.Module:
 def train_with(model: nn.Module, optimizer: Optimizer) -> list[float]:
     """Return the loss on held-out text, every EVERY steps."""
     losses = []
-    for step, here in enumerate(starts, 1):
+    for step, batch in enumerate(starts, 1):
         optimizer.zero_grad()
-        next_character_loss(model, windows(train, here, CONTEXT)).backward()
+        next_character_loss(model, windows(train, batch, CONTEXT)).backward()
         optimizer.step()
         if step % EVERY == 0:
             with torch.no_grad():

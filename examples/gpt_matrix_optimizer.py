@@ -43,7 +43,7 @@ def train(model: GPT, optimizer: Optimizer) -> list[float]:
 
 adamw_model, model = new_model(), new_model()
 adamw = AdamW(adamw_model.parameters(), lr=0.01)
-optimizer = matrix_optimizer(model, lr=0.01, explain=True)
+optimizer = matrix_optimizer(model, explain=True)
 print()
 for name, own_model, own in (("AdamW", adamw_model, adamw), ("matrix_optimizer", model, optimizer)):
     losses = train(own_model, own)

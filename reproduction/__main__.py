@@ -12,21 +12,16 @@ from pathlib import Path
 from matrix_adagrad import terminal
 from matrix_adagrad.cli.arguments import add_json, cores, definitions, positive
 from matrix_adagrad.cli.command import INCOMPLETE, INTERRUPTED, run_command, say
-from reproduction import runner, sweep
+from reproduction import runner
 from reproduction.cells import Store
-from reproduction.claims import judge
+from reproduction.experiments import EXPERIMENTS, judge
 from reproduction.progress import TerminalProgress, tally
 
-__all__ = ["EXPERIMENTS", "OUTPUTS", "main"]
+__all__ = ["OUTPUTS", "WHAT", "main"]
 
 OUTPUTS = (runner.FIGURES, runner.REPORT)
 
-EXPERIMENTS = {
-    "all": "all of them, about 7 minutes on 2 cores",
-    "movielens": "matrix factorisation of MovieLens 100K (§5.1, Fig. 1)",
-    "mlp": "stacked MLPs of growing depth (§5.2, App. G, Figs. 2 and 3)",
-    "examples": "games: the motivating examples, and the theorems (§4, App. E and F)",
-}
+WHAT = {"all": "all of them, about 8 minutes on 2 cores"} | {each.name: each.about for each in EXPERIMENTS.values()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,19 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Run the paper's experiments, judge its claims, and write a report.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="experiments:\n"
-        + definitions(EXPERIMENTS)
+        + definitions(WHAT)
         + "\n\nThe results of single runs, called cells, are stored. An interrupted reproduction resumes where it"
         "\nstopped, and a repeated one takes seconds."
         "\nMovieLens 100K is downloaded if needed (see `matrix-adagrad data --help`).\n\nexamples:\n"
         "  python -m reproduction                    everything, into results/\n"
         "  python -m reproduction --quick            in a minute, into results/quick/\n"
-        "  python -m reproduction examples --json    the claims for a script\n"
+        "  python -m reproduction games --json       the claims for a script\n"
         "\nexit code: 0 if it ran, whatever the verdicts; 1 if it could not; 2 if the arguments are wrong;\n"
         f"{INCOMPLETE} if it ran, but packages for figures or the report are missing; 130 after Ctrl-C",
     )
-    parser.add_argument(
-        "what", nargs="?", choices=EXPERIMENTS, default="all", metavar="EXPERIMENT", help="(default: all)"
-    )
+    parser.add_argument("what", nargs="?", choices=WHAT, default="all", metavar="EXPERIMENT", help="(default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and a coarser grid: about a minute")
     parser.add_argument("--fresh", action="store_true", help="delete stored results and start over")
     parser.add_argument("--out", type=Path, help="the folder to write to (default: results, or results/quick)")
@@ -61,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the experiments, judge the claims and write the report."""
-    size = sweep.QUICK if options.quick else sweep.FULL
     out = options.out or Path("results", *["quick"] * options.quick)
     store = Store(out / "cells")
     show = functools.partial(print, file=sys.stderr if options.json else sys.stdout)
@@ -70,11 +62,11 @@ def run(options: argparse.Namespace) -> int:
         _check_size(out, options.quick)
         if options.fresh:
             store.clear()
-        known = runner.evidence(
-            options.what, size, store, workers=options.workers, data=options.data, progress=progress
+        results = runner.run(
+            options.what, options.quick, store, workers=options.workers, data=options.data, progress=progress
         )
-        verdicts = judge(known)
-        report = runner.save(known, verdicts, out)
+        verdicts = judge(results)
+        report = runner.save(results, verdicts, out)
     except KeyboardInterrupt:
         progress.close()
         command = "the same command, without --fresh," if options.fresh else "the same command"

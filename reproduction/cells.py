@@ -12,7 +12,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,7 @@ from matrix_adagrad import native
 from matrix_adagrad.files import write
 from matrix_adagrad.version import __version__
 
-__all__ = ["Cell", "Store", "dependency_hash", "run", "source_hash"]
+__all__ = ["Cell", "Known", "Store", "dependency_hash", "run", "source_hash"]
 
 PRODUCT, REPRODUCTION = Path(matrix_adagrad.__file__).parent, Path(__file__).parent
 # Files that no cell's result depends on.
@@ -44,6 +44,9 @@ class Cell(Protocol):
 
     @property
     def __dataclass_fields__(self) -> dict[str, Any]: ...
+
+
+Known = Mapping[Cell, Any]  # the results so far
 
 
 def run(cell: Cell, **how: Any) -> Any:
@@ -86,19 +89,26 @@ class Store:
                 file.unlink()
 
     def _file(self, cell: Cell) -> Path:
-        name = _module(cell).__name__.rpartition(".")[2]
-        key = _hash(json.dumps([name, asdict(cell), dependency_hash(name)], sort_keys=True))  # type: ignore[call-overload]
+        module = _module(cell)
+        name = module.__name__.rpartition(".")[2]
+        key = _hash(json.dumps([name, asdict(cell), dependency_hash(module)], sort_keys=True))  # type: ignore[call-overload]
         return self.folder / f"{name}-{key[:32]}.json"
 
 
 @functools.cache
-def dependency_hash(experiment: str) -> str:
-    """A hash of everything an experiment's results depend on: the code, torch, and the CPU's instruction set."""
+def dependency_hash(module: ModuleType) -> str:
+    """A hash of everything a module's results depend on: the code, torch, and the CPU's instruction set."""
     kernels = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest() if native.LIBRARY else native.missing()
     machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), kernels]
     sources = [text for name, text in _sources(PRODUCT, "*.py") if not name.startswith(UNRELATED)]
-    own = (REPRODUCTION / f"{experiment}.py").read_text(encoding="utf-8")
-    return _hash(json.dumps([__version__, torch.__version__, *machine, *sources, own]))
+    own = [Path(each.__file__ or "").read_text(encoding="utf-8") for each in _with_siblings(module)]
+    return _hash(json.dumps([__version__, torch.__version__, *machine, *sources, *own]))
+
+
+def _with_siblings(module: ModuleType) -> list[ModuleType]:
+    """The module, and those of its folder whose names it imports."""
+    names = {module.__name__, *(str(getattr(value, "__module__", "")) for value in vars(module).values())}
+    return [sys.modules[name] for name in sorted(names) if name.startswith(f"{module.__package__}.")]
 
 
 def source_hash() -> str:

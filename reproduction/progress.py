@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from matrix_adagrad import terminal
 from reproduction.cells import Cell
-from reproduction.claims import Verdict
-from reproduction.factorisation import Result as Factorised
+from reproduction.movielens.factorisation import Result as Factorised
+from reproduction.verdict import Verdict
 
 __all__ = ["Progress", "TerminalProgress", "tally"]
 
@@ -65,8 +65,11 @@ class TerminalProgress(Progress):
     def done(self, result: Any) -> None:
         self.finished += 1
         if isinstance(result, Factorised):
-            rmse = min(curve[-1] for curve in result.validation)
-            self.best = min(self.best, (result.config.geometry, rmse), key=operator.itemgetter(1))
+            best = [
+                (run.geometry, min(curve[-1] for fold in folds for curve in fold))
+                for run, folds in zip(result.config.runs, result.held_out, strict=True)
+            ]
+            self.best = min(self.best, *best, key=operator.itemgetter(1))
         if self.bar is not None and not self.bar.disable:
             self.bar.n += result.config.cost
             self._show()

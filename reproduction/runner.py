@@ -17,16 +17,14 @@ from matrix_adagrad.files import write
 from matrix_adagrad.optional import OptionalOutput
 from matrix_adagrad.pages.tables import csv_text, finite
 from matrix_adagrad.version import __version__
-from reproduction import sweep
 from reproduction.cells import Cell, Store, source_hash
-from reproduction.claims import Verdict
-from reproduction.evidence import Evidence
+from reproduction.experiments import Results
 from reproduction.pool import Pool
 from reproduction.progress import Progress
-from reproduction.report.contents import document
-from reproduction.sweep import Size
+from reproduction.report import document
+from reproduction.verdict import Verdict
 
-__all__ = ["FIGURES", "REPORT", "evidence", "save", "table"]
+__all__ = ["FIGURES", "REPORT", "run", "save", "table"]
 
 LOOKS = {  # by how a verdict starts: its short word, and its colour
     "holds only if": ("only if", "yellow"),
@@ -39,9 +37,15 @@ FIGURES = OptionalOutput("figures/", ("matplotlib", "numpy"), "reproduction")
 REPORT = OptionalOutput("report.html", ("jinja2", "plotly"), "reproduction")
 
 
-def evidence(
-    what: str, size: Size, store: Store, *, workers: int = 1, data: Path | None = None, progress: Progress | None = None
-) -> Evidence:
+def run(
+    what: str,
+    quick: bool,
+    store: Store,
+    *,
+    workers: int = 1,
+    data: Path | None = None,
+    progress: Progress | None = None,
+) -> Results:
     """Run the missing cells of an experiment, and load the stored cells of the others.
 
     Raises:
@@ -54,14 +58,14 @@ def evidence(
     store.prepare()
     known: dict[Cell, Any] = {}
     with Pool(store, workers, progress.done, {"factorisation": {"path": data}}) as pool:
-        while wanted := [cell for cell in sweep.needed(what, size, known) if cell not in known]:
+        while wanted := [cell for cell in Results(known, quick).needed(what) if cell not in known]:
             found = _stored(store, wanted)
             missing = [cell for cell in wanted if cell not in found]
             progress.add(list(found), missing)
             known |= found | pool.run(missing)
-    while found := _stored(store, [cell for cell in sweep.needed("all", size, known) if cell not in known]):
+    while found := _stored(store, [cell for cell in Results(known, quick).needed() if cell not in known]):
         known |= found
-    return Evidence(known, size)
+    return Results(known, quick)
 
 
 def _stored(store: Store, cells: Sequence[Cell]) -> dict[Cell, Any]:
@@ -71,17 +75,17 @@ def _stored(store: Store, cells: Sequence[Cell]) -> dict[Cell, Any]:
 # ------------------------------------------------------------------------------------------------------------ results
 
 
-def save(known: Evidence, verdicts: Sequence[Verdict], out: Path) -> Path | None:
+def save(results: Results, verdicts: Sequence[Verdict], out: Path) -> Path | None:
     """Write claims.json and the data and, unless packages are missing, the figures and the report. Return its path."""
     made = {
         "version": __version__,
         "code": source_hash()[:12],
         "torch": torch.__version__,
-        "quick": known.size.is_quick,
+        "quick": results.is_quick,
     }
-    claims = {**made, "claims": [verdict.to_dict(known.size.is_quick) for verdict in verdicts]}
+    claims = {**made, "claims": [verdict.to_dict(results.is_quick) for verdict in verdicts]}
     write(out / "claims.json", json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
-    content = document(known, verdicts)
+    content = document(results, verdicts)
     for part in content.parts:
         write(out / "data" / f"{part.name}.csv", csv_text(part))
         write(out / "data" / f"{part.name}.json", _json(part))

@@ -1,6 +1,7 @@
 """What imports what: the product never its reproduction or its benchmarks, and inside of it in one direction."""
 
 import ast
+import graphlib
 import tomllib
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def test_imports_go_one_way():
             assert other in FREE, f"{inside} stands for itself, and imports {other}"
         elif other not in FREE:
             assert place[other] < place[inside] or (inside, other) in BESIDE, f"{inside} imports {other}"
+
+
+def test_no_module_of_the_optimizers_imports_one_that_imports_it():
+    files = {".".join(file.relative_to(SOURCE).with_suffix("").parts): file for file in SOURCE.glob("*/optim/**/*.py")}
+    needs = {
+        module: {name.rpartition(".")[0] if name not in files else name for name in imported(file)} & {*files}
+        for module, file in files.items()
+    }
+    assert "matrix_adagrad.optim.step.project" in needs["matrix_adagrad.optim.sharding"]
+    graphlib.TopologicalSorter(needs).prepare()  # it refuses cycles
 
 
 def test_the_wheel_holds_the_product_alone():

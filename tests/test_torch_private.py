@@ -4,11 +4,14 @@ If a newer torch changes one of them, the test that is named after it fails, and
 `matrix_adagrad.torch_private`. (`default_store` needs several ranks: tests/distributed/test_streams.py.)
 """
 
+import pickle
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed import checkpoint
 
 from matrix_adagrad import RowAdaGrad, torch_private
 
@@ -118,6 +121,20 @@ def test_an_element_is_set_in_nested_dicts_and_lists():
     torch_private.set_element(state, ("a", "b", 1), 3)
     torch_private.set_element(state, ("a", "c"), 4)
     assert state == {"a": {"b": [1, 3], "c": 4}}
+
+
+def test_the_metadata_of_a_checkpoint_names_the_class_of_its_records_and_calls_two_functions(tmp_path):
+    with pytest.warns(UserWarning, match="single process"):
+        checkpoint.save({"weight": torch.ones(2)}, checkpoint_id=tmp_path)
+    pickled = (tmp_path / ".metadata").read_bytes()
+    (record,) = pickle.loads(pickled).storage_data.values()
+    assert type(record) is torch_private.storage_record()
+    assert (tmp_path / record.relative_path).stat().st_size >= record.offset + record.length > 0
+    calls = torch_private.called_by_metadata()
+    assert all(name.encode() in pickled for _, name in calls)
+    named = {name: call for (_, name), call in calls.items()}
+    assert named["_get_layout"]("torch.strided") is torch.strided
+    assert named["_MEM_FORMAT_ENCODING"](0).name == "TORCH_CONTIGUOUS_FORMAT"
 
 
 def test_a_mesh_without_process_groups_has_none():

@@ -71,23 +71,21 @@ def steepest(groups: Groups, lr: float, **options: Any) -> Optimizer:
 
 
 def combined(
-    tables_without_average: dict[str, Any] | None, **steepest_options: Any
+    *kinds: str, options: dict[str, Any] | None = None, **steepest_options: Any
 ) -> Callable[[nn.Module, Rates], Optimizer]:
-    """Steepest descent on hidden matrices, Adam on vectors, and on tables and heads what the options say, or Adam."""
+    """Steepest descent on hidden matrices, these kinds of tables without an average of gradients, Adam on the rest."""
 
     def whole(model: nn.Module, rates: Rates) -> Optimizer:
         hidden, tables, vectors = parts(model)
-        first = steepest(hidden, rates.hidden, **steepest_options)
-        if tables_without_average is None:
-            return CombinedOptimizer([first, AdamW(tables + vectors, lr=rates.rest, betas=BETAS, weight_decay=0.0)])
-        own = [{**group, **tables_without_average} for group in tables]
-        return CombinedOptimizer(
-            [
-                first,
-                MatrixMomentum(own, lr=rates.rest, betas=WITHOUT_AVERAGE, reduction="mean"),
-                MatrixMomentum(vectors, lr=rates.rest, betas=BETAS, reduction="mean"),
-            ]
-        )
+        without = [{**group, **(options or {})} for group in tables if group["name"] in kinds]
+        rest = [group for group in tables if group["name"] not in kinds] + vectors
+        optimizers = [
+            steepest(hidden, rates.hidden, **steepest_options),
+            AdamW(rest, lr=rates.rest, betas=BETAS, weight_decay=0.0),
+        ]
+        if without:
+            optimizers.append(MatrixMomentum(without, lr=rates.rest, betas=WITHOUT_AVERAGE, reduction="mean"))
+        return CombinedOptimizer(optimizers)
 
     return whole
 
@@ -105,20 +103,23 @@ def recipe(model: nn.Module, rates: Rates) -> Optimizer:
     return matrix_optimizer(model, lr=rates.hidden, tables_lr=rates.rest, vectors_lr=rates.rest)
 
 
-ADAM, MUON = Rates(0.00075, 0.024), Rates(0.004, 0.0125)
+ADAM, MUON = Rates(0.00075, 0.012), Rates(0.004, 0.0125)
+TABLES = ("table", "head")
+FACTORED = {"geometry": Factored()}
 CANDIDATES = {
     ADAMW: Candidate(alone(lambda groups: AdamW(groups, betas=BETAS, weight_decay=0.0)), ADAM),
-    MUON_ADAMW: Candidate(combined(None), MUON),
+    MUON_ADAMW: Candidate(combined(), Rates(0.002, 0.0125)),
+    "Muon + AdamW, head without momentum": Candidate(combined("head", options={"geometry": "entry"}), MUON),
     RECIPE: Candidate(recipe, MUON),
-    "Muon + rows without momentum": Candidate(combined({"geometry": Row()}), MUON),
-    "Muon + entries without momentum": Candidate(combined({"geometry": "entry"}), MUON),
+    "Muon + rows without momentum": Candidate(combined(*TABLES, options={"geometry": Row()}), Rates(0.004, 0.00625)),
+    "Muon + entries without momentum": Candidate(combined(*TABLES, options={"geometry": "entry"}), MUON),
     "Adam-mini, by row": Candidate(
         alone(lambda groups: MatrixMomentum([{**g, "geometry": Row()} for g in groups], reduction="mean", betas=BETAS)),
         ADAM,
     ),
     "Adafactor": Candidate(alone(lambda groups: Adafactor(groups, weight_decay=0.0)), Rates(0.02, 0.2)),
-    "NorMuon + factored": Candidate(combined({"geometry": Factored()}, rescale=Row()), MUON),
-    "RMNP + factored": Candidate(combined({"geometry": Factored()}, geometry=Row()), MUON),
+    "NorMuon + factored": Candidate(combined(*TABLES, options=FACTORED, rescale=Row()), MUON),
+    "RMNP + factored": Candidate(combined(*TABLES, options=FACTORED, geometry=Row()), MUON),
     "SOAP": Candidate(alone(soap), ADAM),
 }
 

@@ -7,7 +7,7 @@ version of torch it was last checked with.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "StridedShard",
     "after_loading",
     "before_loading",
+    "called_by_metadata",
     "compiled_module",
     "default_store",
     "empty_wrapper",
@@ -48,6 +49,7 @@ __all__ = [
     "set_element",
     "sparse_indices",
     "sparse_values",
+    "storage_record",
     "stored_entries",
     "tree_flatten",
     "tree_leaves",
@@ -163,6 +165,27 @@ def set_element(state: dict[str, Any], path: Sequence[Any], value: Any) -> None:
     from torch.distributed.checkpoint._traverse import set_element
 
     set_element(state, tuple(path), value)
+
+
+def storage_record() -> type:
+    """The class of a record in a distributed checkpoint's metadata: where in which file a value lies."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo
+
+
+def called_by_metadata() -> Mapping[tuple[str, str], Callable[..., Any]]:
+    """The functions that a distributed checkpoint's pickled metadata calls, by module and name, besides constructors.
+
+    One returns a layout, such as ``torch.strided``, for its name. The other one returns a code for a memory format.
+    """
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+    from torch.serialization import _get_layout
+
+    return {
+        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): _MEM_FORMAT_ENCODING,
+        ("torch.serialization", "_get_layout"): _get_layout,
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------- hooks

@@ -337,7 +337,7 @@ def test_a_gradient_that_a_hook_kept_and_changed_is_found_out():
 def test_parts_that_do_not_belong_together_are_refused():
     index, offsets, values = torch.tensor([3, 0, 3]), torch.tensor([0, 2, 3]), torch.ones(2, WIDTH)
     for wrong, error, message in (
-        ((index, offsets, torch.ones(2, 5)), ValueError, "values of shape .2, 5. are not of rows"),
+        ((index, offsets, torch.ones(2, 5)), ValueError, "values of shape .2, 5. do not match the rows"),
         ((index.float(), offsets, values), ValueError, "index must be a list of int64"),
         ((index, offsets[:2], values), ValueError, "offsets must be a list of int64, one more than the 2 bags"),
         ((index, torch.tensor([0, 4, 3]), values), ValueError, "offsets must go from 0 to the 3 entries"),

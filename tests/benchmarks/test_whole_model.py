@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.library_text import Text
 from benchmarks.whole_model import tables, trial
-from benchmarks.whole_model.candidates import ADAMW, CANDIDATES, RECIPE, Rates, default_rates, parts
+from benchmarks.whole_model.candidates import ADAMW, CANDIDATES, MUON_ADAMW, RECIPE, Rates, default_rates, parts
 from benchmarks.whole_model.settings import SETTINGS, Gpt, Recommender
 from benchmarks.whole_model.trial import Result, Run, Runs, neighbours, train
 from matrix_adagrad.datasets.movielens import Ratings
@@ -145,7 +145,9 @@ def test_the_tables_compare_with_both(monkeypatch):
     assert f"| {RECIPE}, at its defaults | 0.004, 0.012 | 9.0000 | 9.0000 | 9.0000 | {default + 0.002:.4f} |" in made
 
 
-def test_the_recipe_keeps_less_than_half_of_adamws_state_for_llama():
+def test_the_recipe_keeps_less_than_half_of_adamws_state_for_llama_and_next_to_nothing_beyond_muons():
     rows = {row.split(" | ")[0].strip("| "): row.split(" | ") for row in tables.llama_table().splitlines()[2:]}
     assert float(rows[RECIPE][-1].strip("% |")) <= 45
+    beyond_muon = {name: float(rows[name][-2]) - float(rows[name][2]) for name in (RECIPE, MUON_ADAMW)}  # GB
+    assert beyond_muon[RECIPE] <= 0.6 * beyond_muon[MUON_ADAMW]
     assert float(rows[RECIPE][1]) < 0.01 < 8 < float(rows["Muon + AdamW"][1])

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from benchmarks.speed import __main__ as speed
 from benchmarks.speed import cases, output
 from matrix_adagrad import __version__, cli
 from matrix_adagrad.cli import advise, main, regret
-from reproduction import sweep
+from reproduction.experiments import EXPERIMENTS
 from tests.reproduction.test_reproduce import TINY
 
 TASK = """
@@ -35,7 +36,7 @@ ARGUMENTS = {
 COMMANDS = {
     **{name: (main, arguments) for name, arguments in ARGUMENTS.items()},
     "benchmarks.speed": (speed.main, ["--quick", "--rounds", "2"]),
-    "reproduction": (reproduction.__main__.main, ["examples", "--quick"]),
+    "reproduction": (reproduction.__main__.main, ["games", "--quick"]),
 }
 OUTPUTS = [*advise.OUTPUTS, *speed.OUTPUTS, *reproduction.__main__.OUTPUTS, *regret.REQUESTED.values()]
 
@@ -69,7 +70,7 @@ def test_without_the_packages_for_its_page_advice_is_shown_and_saved_and_the_pag
         monkeypatch.delitem(sys.modules, module)
     assert main(ARGUMENTS["advise"]) == cli.INCOMPLETE
     shown, said = capsys.readouterr()
-    assert "Use “" in shown
+    assert "use “" in shown.lower()
     first, *_, last = said.splitlines()
     remedy = f"advice.html needs {missing}: pip install 'matrix-adagrad[advisor]'"
     assert first == f"matrix-adagrad advise: {remedy}; everything else is written"
@@ -91,7 +92,7 @@ def test_an_option_whose_packages_are_missing_is_refused_before_anything_runs(he
 def test_with_the_json_flag_only_json_is_printed(command, capsys, monkeypatch):
     monkeypatch.setattr(cases, "run", lambda *_, **__: cases.Measurements({}, 1.0))
     monkeypatch.setattr(output, "_draw", lambda *_: None)
-    monkeypatch.setattr(sweep, "QUICK", TINY)
+    monkeypatch.setitem(EXPERIMENTS, "games", replace(EXPERIMENTS["games"], quick=TINY["games"]))
     run, arguments = COMMANDS[command]
     assert run([*arguments, "--json"]) == 0
     assert isinstance(json.loads(capsys.readouterr().out), dict)

@@ -69,7 +69,7 @@ def test_impossible_requests_are_refused_before_the_run(arguments, words, capsys
         (["--radius", "inf"], "argument --radius: must be finite and greater than 0, got inf"),
         (["--delta", "0"], "argument --delta: must be finite and greater than 0, got 0"),
         (["--radius", "wide"], "argument --radius: must be a number, got 'wide'"),
-        (["--rounds", "-1"], "argument --rounds: must be a whole number and must be at least 1, got -1"),
+        (["--rounds", "-1"], "argument --rounds: must be an integer ≥ 1, got -1"),
     ],
 )
 def test_wrong_arguments_are_command_line_errors(option, words, capsys):

@@ -10,8 +10,8 @@ from matrix_adagrad import MatrixMomentum
 from matrix_adagrad.datasets import python_text as text
 from matrix_adagrad.demos import tasks
 from matrix_adagrad.demos.gpt import windows
-from reproduction import mlp
-from tests.reproduction import fakes
+from reproduction.networks import mlp
+from tests.reproduction.movielens.fakes import ratings
 
 TASKS = {
     "movielens": tasks.movielens,
@@ -24,7 +24,7 @@ LRS = {"mlp": 1e-3, "lm": 5e-3}
 
 @pytest.fixture(autouse=True)
 def _drawn(monkeypatch):
-    monkeypatch.setattr(tasks, "load_movielens", lambda _: fakes.ratings())
+    monkeypatch.setattr(tasks, "load_movielens", lambda _: ratings())
     monkeypatch.setattr(tasks, "python_text", lambda: text.python_text()[-20_000:])
 
 

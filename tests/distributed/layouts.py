@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement
 from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, Partition
 from matrix_adagrad.optim.sharding import statistic_layouts
+from matrix_adagrad.torch_private import StridedShard
 
 # Even and uneven shards, shards without a row for some ranks, vectors, a scalar, a convolution, a batch of matrices.
 SHAPES: tuple[tuple[int, ...], ...] = ((12, 8), (8, 2), (10, 6), (2, 14), (7,), (), (6, 4, 3, 3), (6, 2, 10))
@@ -48,7 +49,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout((3,), (Replicate(),)),
     Layout((2, 2), (Replicate(), Shard(0))),  # HSDP
     Layout((2, 2), (Shard(0), Shard(1))),  # FSDP2 and a row-wise parallel layer
-    Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),  # FSDP2 and a column-wise parallel layer
+    Layout((2, 2), (StridedShard(0, split_factor=2), Shard(0))),  # FSDP2 and a column-wise parallel layer
     Layout((2, 2), (Shard(0), Shard(0))),
     Layout((2, 2), (Shard(1), Replicate())),
     Layout((3, 1), (Shard(0), Shard(1))),

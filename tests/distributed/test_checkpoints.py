@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent
@@ -24,11 +23,12 @@ from matrix_adagrad.domains import FrobeniusBall
 from matrix_adagrad.geometry import Column, Row
 from matrix_adagrad.optim.sharding import whole
 from matrix_adagrad.optim.step.update import local
+from matrix_adagrad.torch_private import StridedShard
 from tests.distributed.layouts import SHAPES, Layout, assert_same, mesh_of, random, shared_out
 from tests.optim.own_geometries import RowPlusColumn
 
 FOUR = Layout((4,), (Shard(0),))
-SQUARE = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+SQUARE = Layout((2, 2), (StridedShard(0, split_factor=2), Shard(0)))
 OTHERS = (
     Layout((3,), (Shard(0),)),
     Layout((2,), (Shard(1),)),

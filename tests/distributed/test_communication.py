@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent, native
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from matrix_adagrad.optim import sharding
 from matrix_adagrad.optim.step import native as native_backend
+from matrix_adagrad.torch_private import StridedShard
 from tests.distributed.layouts import SHAPES, Layout, mesh_of, random, shared_out
 from tests.optim.own_geometries import SumOfPartitions
 
 BY_ROWS = Layout((2,), (Shard(0),))
 BY_COLUMNS = Layout((2,), (Shard(1),))
 HSDP = Layout((2, 2), (Replicate(), Shard(0)))
-STRIDED = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+STRIDED = Layout((2, 2), (StridedShard(0, split_factor=2), Shard(0)))
 CROSSED = Layout((2, 2), (Shard(0), Shard(1)))
 
 

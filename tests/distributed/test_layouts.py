@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
 from matrix_adagrad import Batched, Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent
 from matrix_adagrad.domains import ColumnBalls, FrobeniusBall, NonNegative, RowBalls, RowSimplex
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
+from matrix_adagrad.torch_private import StridedShard
 from tests.distributed.layouts import LAYOUTS, Layout, assert_follows, mesh_of, shared_out
 from tests.optim.own_geometries import FullRows, RelativeToMean, RowPlusColumn, SumOfPartitions
 
@@ -19,7 +19,7 @@ GEOMETRIES = (
     *(Blocks(rows=2), Blocks(columns=2), Blocks(rows=2, columns=None), Batched(Row())),
 )
 OPTIMIZERS = (MatrixAdaGrad, MatrixMomentum)
-MOST_MIXED = Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+MOST_MIXED = Layout((2, 2), (StridedShard(0, split_factor=2), Shard(0)))
 SETTINGS = (
     {"reduction": "mean"},
     {"weight_decay": 0.1},

@@ -8,12 +8,12 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad
 from matrix_adagrad.advisor import Probe
 from matrix_adagrad.optim import sharding
+from matrix_adagrad.torch_private import StridedShard
 from tests.distributed import engines
 from tests.distributed.layouts import SHAPES, Layout, gradient, mesh_of, random, shared_out
 
@@ -23,7 +23,7 @@ LAYOUTS = (
     Layout((4,), (Replicate(),)),
     Layout((2, 2), (Replicate(), Shard(0))),
     Layout((2, 2), (Shard(0), Shard(1))),
-    Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),
+    Layout((2, 2), (StridedShard(0, split_factor=2), Shard(0))),
 )
 LARGE = (40, 36)  # of which entries are sampled, as of the convolution
 EXACT = ("steps", "observed", "nonfinite", "dead", "exploding", "weight_norm", "shape")

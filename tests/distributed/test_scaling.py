@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,12 +18,13 @@ from matrix_adagrad import Blocks, Factored, MatrixAdaGrad, MatrixMomentum
 from matrix_adagrad.geometry import Column, Entry, Row, Whole
 from matrix_adagrad.optim import sharding
 from matrix_adagrad.optim.step.update import local
+from matrix_adagrad.torch_private import StridedShard
 from tests.distributed.layouts import SHAPES, Layout, mesh_of, random, shared_out
 
 LAYOUTS = (
     *(Layout((world,), (Shard(dim),)) for world in (2, 3, 4) for dim in (0, 1)),
     Layout((2, 2), (Replicate(), Shard(0))),  # HSDP
-    Layout((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),  # FSDP2 and a column-wise parallel layer
+    Layout((2, 2), (StridedShard(0, split_factor=2), Shard(0))),  # FSDP2 and a column-wise parallel layer
     Layout((2, 2), (Shard(0), Shard(1))),  # FSDP2 and a row-wise parallel layer
 )
 GEOMETRIES = (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Factored(), Factored("minimum"))

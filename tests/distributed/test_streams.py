@@ -9,7 +9,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.nn import Parameter
 
 from matrix_adagrad import Blocks, MatrixAdaGrad, RowAdaGrad, RowMomentum, step_in_backward
-from matrix_adagrad.optim.streams import Streams, mixed
+from matrix_adagrad.optim.step.update import mixed
+from matrix_adagrad.optim.streams import Streams
 from matrix_adagrad.torch_private import default_store
 from tests.distributed.layouts import mesh_of, shared_out
 

@@ -135,5 +135,5 @@ def test_saved_squares_below_zero_are_refused():
     optimizer.init_state()
     saved = optimizer.state_dict()
     saved["state"][0]["sum_column"] = saved["state"][0]["sum_column"] - 1
-    with pytest.raises(ValueError, match="'sum_column' has numbers below 0"):
+    with pytest.raises(ValueError, match="'sum_column' contains negative values"):
         optimizer.load_state_dict(saved)

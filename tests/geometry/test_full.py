@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matrix_adagrad import Column, Full, MatrixAdaGrad, Row
-from matrix_adagrad.geometry import RootWarning
+from matrix_adagrad import Column, Full, MatrixAdaGrad, MatrixMomentum, RootWarning, Row
 
 SIDES = ("row", "column", "smaller")
 every_side = pytest.mark.parametrize("side", SIDES)
@@ -93,10 +92,54 @@ def test_a_failed_root_is_said_and_the_diagonal_is_taken(monkeypatch):
 
     g = gradient((4, 6))
     monkeypatch.setattr(torch.linalg, "eigh", fails)
-    with pytest.warns(RootWarning, match="no eigendecomposition of a 4×4 metric"):
+    with pytest.warns(RootWarning, match="no eigendecomposition of 1 of 1 4×4 metrics; .* for this step"):
         step = Full("row").precondition(g, 1.0, 0.1, *Full("row").measure(g))
     by_row = Row().precondition(g, 1.0, 0.1, *Row().measure(g))
     torch.testing.assert_close(step, by_row)
+
+
+@pytest.mark.parametrize(("every", "words"), [(1, "for this step"), (3, "until the next one, after 3 steps")])
+def test_a_square_that_overflows_stops_its_row_and_leaves_the_others_the_diagonal(every, words):
+    """An infinite diagonal makes torch's eigenvalues NaN, without an error."""
+    g = gradient((4, 6)).float()
+    g[0, 0] = 1e25
+    x, y = (torch.nn.Parameter(torch.zeros(4, 6)) for _ in range(2))
+    optimizer, by_row = MatrixAdaGrad([x], geometry=Full("row", every=every)), MatrixAdaGrad([y], geometry="row")
+    x.grad, y.grad = g, g.clone()
+    with pytest.warns(RootWarning, match=f"of 1 of 1 4×4 metrics; the diagonal is taken {words}"):
+        optimizer.step()
+    by_row.step()
+    assert (x[0] == 0).all()
+    torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("broken", [torch.inf, torch.nan, 1e25])  # the first two raise an error, the third does not
+def test_a_broken_matrix_of_a_batch_leaves_the_others_their_roots(broken):
+    g = gradient((3, 4, 6)).float()
+    whole, geometry = Full("row").precondition(g, 1.0, 0.1, *Full("row").measure(g)), Full("row")
+    g[1] = torch.eye(4, 6) * broken if broken == 1e25 else broken
+    with pytest.warns(RootWarning, match="no eigendecomposition of 1 of 3 4×4 metrics"):
+        step = geometry.precondition(g, 1.0, 0.1, *geometry.measure(g))
+    torch.testing.assert_close(step[[0, 2]], whole[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "keeps", "joins"),
+    [(MatrixAdaGrad, {}, 1, 1), (MatrixMomentum, {"betas": (0.0, 0.9), "bias_correction": False}, 0.9, 0.1)],
+)
+def test_between_decompositions_the_statistic_goes_on_and_the_metric_stays(family, options, keeps, joins):
+    x = torch.nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+    optimizer = family([x], lr=1.0, geometry=Full("row", every=3), eps=0.1, **options)
+    products = torch.zeros(4, 4, dtype=torch.float64)
+    for t in range(7):
+        before, g = x.detach().clone(), gradient((4, 6), t)
+        x.grad = g
+        optimizer.step()
+        products = keeps * products + joins * g @ g.mT
+        if t % 3 == 0:
+            h = metric(products) + 0.1 * torch.eye(4, dtype=torch.float64)
+        torch.testing.assert_close(optimizer.state[x][family.STATISTIC][0], products)
+        torch.testing.assert_close(before - x.detach(), torch.linalg.solve(h, g), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,13 @@ def advice():
 
 def test_the_page_shows_the_plan_the_race_and_the_heat_maps(advice, show):
     shown = show(document(advice))
-    for name in ("race-curves", "race-rates", "race-state"):
+    finalists = {standing.name for standing in advice.race.finalists}
+    everyone = {outcome.name for outcome in advice.race.outcomes}
+    for name, expected in (("race-curves", finalists), ("race-rates", everyone), ("race-state", finalists)):
         shown.wait_for_selector(f"[data-leading={name}] .main-svg")
-        assert set(names(drawn(shown, name))) == {outcome.name for outcome in advice.race.outcomes}
-    assert shown.locator("#standings tbody tr").count() == len(advice.race.standings)
+        assert set(names(drawn(shown, name))) == expected
+    assert shown.locator("#standings tbody tr").count() == len(advice.race.standings) + 1  # and the start
+    assert shown.locator("#standings").get_by_text("the start").count() == 1
     assert shown.locator("#standings").get_by_text("← the plan").count() == 1
     assert shown.locator("#choices tbody tr").count() == 4
     heat = drawn(shown, "squared-gradients")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
-from matrix_adagrad import ColumnAdaGrad, MatrixMomentum, RowAdaGrad, geometry_groups
+from matrix_adagrad import ColumnAdaGrad, MatrixMomentum, RowAdaGrad, geometry_groups, matrix_optimizer
 
 if "INTEGRATIONS" not in os.environ:
     pytest.skip("it imports Transformers, Accelerate and Lightning: make test-integrations", allow_module_level=True)
@@ -59,6 +59,7 @@ OPTIMIZERS = {
     "rows": lambda model: RowAdaGrad(model.parameters(), 0.1),
     "groups": grouped,
     "sparse": lambda model: RowAdaGrad(model.parameters(), 0.1, weight_decay=0.01),
+    "whole model": lambda model: matrix_optimizer(model, lr=0.01, weight_decay=0.1),
 }
 
 
@@ -244,7 +245,8 @@ def test_a_run_is_that_of_a_plain_loop(train, optimizer, precision, tmp_path):
     model, used = train(setting, tmp_path)
     assert_same_bits(model, plain(setting))
     assert {value.dtype for state in used.state.values() for value in state.values()} == {torch.float32}
-    assert used.param_groups[0]["lr"] == used.defaults["lr"] * setting.factor(setting.steps)
+    for group in used.param_groups:
+        assert group["lr"] == group["initial_lr"] * setting.factor(setting.steps)
 
 
 def test_autocast_makes_a_difference():

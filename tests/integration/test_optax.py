@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from matrix_adagrad import Blocks, Factored, Full, MatrixAdaGrad, MatrixMomentum, Spectral, SteepestDescent
+from matrix_adagrad import (
+    Blocks,
+    ColumnAdaGrad,
+    ColumnMomentum,
+    Factored,
+    Full,
+    MatrixAdaGrad,
+    MatrixMomentum,
+    RowAdaGrad,
+    RowMomentum,
+    Spectral,
+    SteepestDescent,
+)
 from matrix_adagrad.domains import Balls, Box, FrobeniusBall, RowBalls, RowProduct, RowSimplex
 from matrix_adagrad.geometry import Column, Partition, Row, Unscaled
 from tests.domains.table import DOMAINS, SHAPE, draw, draw_scale
@@ -43,6 +55,10 @@ class Parity(Partition):
 
 SCALED = {"adagrad": (MatrixAdaGrad, ours.matrix_adagrad), "momentum": (MatrixMomentum, ours.matrix_momentum)}
 KINDS = {**SCALED, "steepest": (SteepestDescent, ours.steepest_descent)}
+SHORTHANDS = (
+    *((RowAdaGrad, ours.row_adagrad), (ColumnAdaGrad, ours.column_adagrad)),
+    *((RowMomentum, ours.row_momentum), (ColumnMomentum, ours.column_momentum)),
+)
 DECAYS = ({}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True})
 
 
@@ -157,9 +173,8 @@ def test_the_iterations_of_the_spectral_norm_have_a_dtype_and_coefficients():
     assert_same_steps("steepest", params, 1e-6, geometry=cubic)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_options_and_defaults_are_those_of_torch(kind):
-    cls, alias = KINDS[kind]
+@pytest.mark.parametrize(("cls", "alias"), [*KINDS.values(), *SHORTHANDS])
+def test_options_and_defaults_are_those_of_torch(cls, alias):
     theirs = vars(cls.CONFIG())
     shown = {name: option.default for name, option in inspect.signature(alias).parameters.items()}
     assert shown.pop("learning_rate") is inspect.Parameter.empty

@@ -121,9 +121,21 @@ def test_roots_are_decomposed_only_in_the_steps_that_are_due():
         vectors.append(state.sum[2])
     same = [bool((a == b).all()) for a, b in itertools.pairwise(vectors)]
     assert same == [True, True, False, True]
-    jaxpr = str(jax.make_jaxpr(optimizer.update)(x, state, x))
-    assert jaxpr.count("= eigh[") == 1
-    assert jaxpr.index("= cond[") < jaxpr.index("= eigh[")
+    traced = jax.make_jaxpr(optimizer.update)(x, state, x)
+    assert str(traced).count("= eigh[") == 1
+    always = set(outside_of_branches(traced.jaxpr))
+    assert "cond" in always
+    assert "eigh" not in always
+
+
+def outside_of_branches(jaxpr):
+    """The names of all operations that every call runs."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        if equation.primitive.name != "cond":
+            for inner in equation.params.values():
+                if hasattr(inner, "jaxpr"):
+                    yield from outside_of_branches(inner.jaxpr)
 
 
 def test_what_is_not_kept_is_none():
@@ -307,9 +319,9 @@ def test_what_does_not_fit_is_named():
         optimizer = ours.row_adagrad(0.1, **options)
         with pytest.raises(ValueError, match=r"call update\(grads, state, params\)"):
             optimizer.update(x, optimizer.init(x))
-    with pytest.raises(TypeError, match=r"row_adagrad got an unexpected .* 'geometry'; it takes learning_rate"):
+    with pytest.raises(TypeError, match=r"row_adagrad\(\) got an unexpected keyword argument 'geometry'"):
         ours.row_adagrad(0.1, geometry="column")
-    with pytest.raises(TypeError, match="column_momentum missing a required argument: 'learning_rate'"):
+    with pytest.raises(TypeError, match=r"column_momentum\(\) got an unexpected keyword argument 'lr'"):
         ours.column_momentum(lr=0.1)
 
 

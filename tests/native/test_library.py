@@ -106,12 +106,12 @@ def test_a_library_with_another_interface_is_refused(monkeypatch):
 
 
 def test_a_library_with_other_fields_is_refused(monkeypatch):
-    names = native.TENSOR
-    for others in (names[:3] + names[4:], (*names[:3], "other", *names[3:]), names[:-1], (*names, "other")):
-        at = next(i for i in range(99) if names[i : i + 1] != others[i : i + 1])
-        own, expected = names[at : at + 1] or ("no field",), others[at : at + 1] or ("no field",)
-        monkeypatch.setattr(native, "TENSOR", others)
-        refusal = f"it belongs to another version: its tensor has {own[0]}, not {expected[0]}: reinstall"
+    fields, other = list(native.TENSOR.items()), ("other", "double")
+    for others in (fields[:3] + fields[4:], [*fields[:3], other, *fields[3:]], fields[:-1], [*fields, other]):
+        at = next(i for i in range(99) if fields[i : i + 1] != others[i : i + 1])
+        own, expected = (" ".join(reversed((*some, ("no field",))[at])) for some in (fields, others))
+        monkeypatch.setattr(native, "TENSOR", dict(others))
+        refusal = f"it belongs to another version: its tensor has {own}, not {expected}: reinstall"
         with pytest.raises(OSError, match=refusal):
             native.load.__wrapped__()
 
@@ -119,19 +119,19 @@ def test_a_library_with_other_fields_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda names: names | {"warmup"}, "its config has (weight_decay|no field), not warmup"),
-        (lambda names: names - {"maximize"}, "its config has maximize, not momentum"),
+        (lambda fields: fields | {"warmup": "double"}, "its config has no field, not double warmup"),
+        (
+            lambda fields: {k: fields[k] for k in fields if k != "eps"},
+            "its config has double eps, not double weight_decay",
+        ),
+        (lambda fields: fields | {"eps": "int64_t"}, "its config has double eps, not int64_t eps"),
+        (lambda fields: dict(reversed(fields.items())), "its config has double lr, not uint64_t seed"),
     ],
+    ids=["one more", "one fewer", "another type", "another order"],
 )
-def test_a_library_that_lacks_an_option_or_has_another_is_refused(change, words, monkeypatch):
-    monkeypatch.setattr(native, "_expected_config", change(native._expected_config))
+def test_a_library_whose_options_have_other_names_types_or_another_order_is_refused(change, words, monkeypatch):
+    monkeypatch.setattr(native, "_config", change(native._config))
     with pytest.raises(OSError, match=f"it belongs to another version: {words}: reinstall"):
-        native.load.__wrapped__()
-
-
-def test_a_library_with_a_type_of_its_own_is_refused(monkeypatch):
-    monkeypatch.delitem(native._FORMATS, "uint64_t")
-    with pytest.raises(OSError, match="it belongs to another version: its seed has type uint64_t: reinstall"):
         native.load.__wrapped__()
 
 
@@ -144,7 +144,7 @@ def test_without_memory_to_work_in_no_step_is_taken(geometry, is_sparse, monkeyp
     optimizer = MatrixMomentum([y, x], geometry=geometry, fused=True)
     optimizer.init_state()
     before = [value.clone() for param in (x, y) for value in (param, *optimizer.state[param].values())]
-    monkeypatch.setattr(native_backend, "_kept", native_backend._Kept())
+    monkeypatch.setattr(native_backend, "_workspace", native_backend._Workspace())
 
     def empty(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")

@@ -77,12 +77,12 @@ def test_the_condition_on_the_stabilizer_can_fail_and_the_bound_with_its_term_st
     game = Linear(6, 4)
     regret = RegretMeter(learner(game, delta=50.0)).play(game, 40, exact=True)
     assert not regret["the stabilizer is absorbed: Δ² m δ ≤ 2 B_T"].holds
-    assert not regret["δ is small enough"].holds
+    assert not regret["δ ≤ Σ_b √V_b ‖(X* - X_{T+1})_b‖² / m Δ²"].holds
     assert regret["the same, with the stabilizer's term"].holds
     assert regret.holds  # the theorem's own form was not promised
     small = RegretMeter(learner(game, delta=1e-9)).play(game, 40, exact=True)
     assert small["the stabilizer is absorbed: Δ² m δ ≤ 2 B_T"].holds
-    assert small["δ is small enough"].holds
+    assert small["δ ≤ Σ_b √V_b ‖(X* - X_{T+1})_b‖² / m Δ²"].holds
 
 
 def test_an_inequality_that_fails_says_so():

@@ -222,8 +222,8 @@ def test_options_of_a_group_that_a_foreign_state_does_not_have_stay_as_they_are(
 @pytest.mark.parametrize(
     ("peer", "ours", "words"),
     [
-        (lambda p: Adagrad(p, lr_decay=0.5), MatrixAdaGrad, "lr_decay=0.5, which is not here: use a scheduler"),
-        (lambda p: Adam(p, amsgrad=True), MatrixMomentum, "amsgrad=True, which is not here"),
+        (lambda p: Adagrad(p, lr_decay=0.5), MatrixAdaGrad, "lr_decay=0.5, which is not supported: use a scheduler"),
+        (lambda p: Adam(p, amsgrad=True), MatrixMomentum, "amsgrad=True, which is not supported"),
     ],
 )
 def test_a_foreign_run_that_could_not_go_on_is_refused(peer, ours, words):

@@ -141,12 +141,13 @@ def test_only_touched_rows_are_projected(domain):
     assert domain.of_rows(rest, SHAPE).contains(table.data[rest])
 
 
-def test_the_scales_of_other_rows_are_not_looked_at(monkeypatch):
+@pytest.mark.parametrize("backend", [{}, {"foreach": False}], ids=str)
+def test_the_scales_of_other_rows_are_not_looked_at_nor_these_twice(backend, monkeypatch):
     sizes, scale = [], Partition.scale
     monkeypatch.setattr(Partition, "scale", lambda self, v: sizes.append(v.numel()) or scale(self, v))
     table = Parameter(torch.zeros(1000, 4, dtype=torch.float64))
     table.grad = torch.sparse_coo_tensor(torch.tensor([[7, 3, 7]]), draw(1, (3, 4)), (1000, 4), check_invariants=True)
-    RowAdaGrad([table], domain=RowBalls(0.5)).step()
+    RowAdaGrad([table], domain=RowBalls(0.5), **backend).step()
     assert sizes == [2]  # the cost is that of the batch, not of the table
 
 

@@ -142,7 +142,7 @@ def value_of(code, **names):
     return eval(code.translate(str.maketrans({"·": "*", "²": "**2", "₂": "2"})), vars(matrix_adagrad) | names)
 
 
-@pytest.mark.parametrize("row", rows_of("Who is who"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", rows_of("Known optimizers as pairs"), ids=lambda row: row[0])
 def test_the_pairs_of_the_page_keep_what_it_says(row):
     _, geometries, pair, keeps, _ = row
     (m, n), b, (family, *options) = (6, 4), 3, code_in(pair)
@@ -160,7 +160,7 @@ def test_every_pair_of_the_page_names_tests_that_exist():
     files = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     tests = set(re.findall(r"^def (test_\w+)\(", "\n".join(files), flags=re.MULTILINE))
     named = {name: set(code_in(cell)) for name, _, cell in rows_of("Equal to the originals")}
-    assert list(named) == [name for name, *_ in rows_of("Who is who")]
+    assert list(named) == [name for name, *_ in rows_of("Known optimizers as pairs")]
     for name, own in named.items():
         assert own, name
         assert own <= tests, name

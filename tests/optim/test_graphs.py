@@ -5,10 +5,19 @@ import shutil
 import pytest
 import torch
 import torch._dynamo.testing
+from torch import nn
 from torch.autograd import gradcheck
 from torch.optim.lr_scheduler import ExponentialLR
 
-from matrix_adagrad import ColumnAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
+from matrix_adagrad import (
+    ColumnAdaGrad,
+    CombinedOptimizer,
+    Full,
+    MatrixMomentum,
+    RowAdaGrad,
+    RowMomentum,
+    matrix_optimizer,
+)
 from tests.optim.table import CLASSES, GEOMETRIES, TABLE, WAYS, settings
 from tests.optim.training import assert_same, make_grads, make_params, train
 
@@ -168,6 +177,45 @@ def test_compile_makes_one_graph_of_every_geometry_and_of_stochastic_rounding():
         step()
     assert counter.frame_count == 1
     assert all(p.isfinite().all() and not torch.equal(p, start) for p, start in zip(params, before, strict=True))
+
+
+def a_model():
+    torch.manual_seed(0)
+    layers = {"tokens": nn.Embedding(20, 8), "hidden": nn.Linear(8, 8), "head": nn.Linear(8, 20, bias=False)}
+    return nn.ModuleDict(layers).double()
+
+
+def two_parts(model, lr):
+    first, *rest = model.parameters()
+    return CombinedOptimizer(
+        [RowMomentum([first], lr=lr), RowAdaGrad([{"params": rest[:1]}, {"params": rest[1:]}], lr=lr)]
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        two_parts,
+        lambda model, lr: matrix_optimizer(model, lr=lr),
+        lambda model, lr: MatrixMomentum(model.parameters(), lr=lr, geometry=Full("smaller", every=2)),
+    ],
+    ids=["CombinedOptimizer", "matrix_optimizer", "Full(every=2)"],
+)
+def test_compile_makes_one_graph_of_several_parts_and_of_roots_that_are_kept(make):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled, eager = a_model(), a_model()
+    optimizer, other = make(compiled, torch.tensor(0.01)), make(eager, torch.tensor(0.01))
+    step = torch.compile(optimizer.step, fullgraph=True, backend=counter)
+    for t in range(4):
+        for param, twin, grad in zip(
+            compiled.parameters(), eager.parameters(), make_grads([*compiled.parameters()], t), strict=True
+        ):
+            param.grad, twin.grad = grad, grad.clone()
+        step()
+        other.step()
+    assert counter.frame_count == 1
+    assert_same([*compiled.parameters()], [*eager.parameters()], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

@@ -196,6 +196,27 @@ ZOO = {
         lambda: Named(head=linear(8, 50), emb=nn.Embedding(50, 8), body=linear(8, 8)),
         *({"emb.weight"}, {"head.weight"}, {"body.weight"}, set()),
     ),
+    "a head before the blocks, with the shape of the table next to it": (
+        lambda: Named(
+            tokens=nn.Embedding(50, 8), out=linear(8, 50), blocks=nn.Sequential(linear(8, 16), linear(16, 8))
+        ),
+        *({"tokens.weight"}, {"out.weight"}, {"blocks.0.weight", "blocks.1.weight"}, set()),
+    ),
+    "LoRA around such a head": (
+        lambda: Named(tokens=nn.Embedding(50, 8), out=lora(linear(8, 50)), blocks=nn.Sequential(linear(8, 8))),
+        {"tokens.weight"},
+        {"out.base_layer.weight", "out.lora_B.default.weight"},
+        {"out.lora_A.default.weight", "blocks.0.weight"},
+        set(),
+    ),
+    "a block that is as wide as there are positions": (
+        lambda: Named(places=nn.Embedding(32, 8), blocks=nn.Sequential(linear(8, 32), linear(32, 8))),
+        *({"places.weight"}, set(), {"blocks.0.weight", "blocks.1.weight"}, set()),
+    ),
+    "a layer that narrows to as many outputs as a table has rows": (
+        lambda: Named(hours=nn.Embedding(8, 16), join=linear(32, 8), blocks=nn.Sequential(linear(8, 8))),
+        *({"hours.weight"}, set(), {"join.weight", "blocks.0.weight"}, set()),
+    ),
     "a head of one output before the body": (
         lambda: Named(head=linear(8, 1), body=linear(8, 8)),
         *(set(), set(), {"body.weight"}, {"head.weight"}),
@@ -310,6 +331,12 @@ def test_a_rule_may_have_experts_by_entry():
     _, rest = matrix_optimizer(model, rules={"*.w?": "entry"}).optimizers
     assert isinstance(rest, MatrixMomentum)
     assert {str(group["geometry"]) for group in rest.param_groups} == {"entry"}
+
+
+def test_the_table_says_why_a_layer_next_to_a_table_is_a_head(capsys):
+    model = Named(tokens=nn.Embedding(5000, 8), out=linear(8, 5000), blocks=nn.Sequential(linear(8, 8)))
+    matrix_optimizer(model, explain=True)
+    assert "an output head: an output for each of the 5,000 rows of a table next to it" in capsys.readouterr().out
 
 
 def test_the_table_says_what_experts_and_biases_are(capsys):

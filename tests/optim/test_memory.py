@@ -79,7 +79,7 @@ def test_making_state_needs_no_full_size_temporary(entrant):
         (torch.float32, {"maximize": True, "weight_decay": 0.1}, 1),
         (torch.bfloat16, {}, 2),
         (torch.float16, {}, 2),
-        (torch.bfloat16, {"weight_decay": 0.1}, 3),
+        (torch.bfloat16, {"weight_decay": 0.1}, 2),
         (torch.bfloat16, {"stochastic_rounding": True}, 3),
     ],
 )

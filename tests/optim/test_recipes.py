@@ -251,6 +251,23 @@ def test_options_reach_the_optimizer_that_they_are_for():
     assert all(group["maximize"] and group["decoupled_weight_decay"] for group in optimizer.param_groups)
 
 
+def test_a_narrow_average_halves_the_state_of_hidden_matrices_and_takes_two_bytes_off_each_entry_of_vectors(capsys):
+    model = Network()
+    wide, narrow = (matrix_optimizer(model, momentum_dtype=dtype, explain=True) for dtype in (None, torch.bfloat16))
+    total = capsys.readouterr().out.splitlines()[-1]
+    for optimizer in (wide, narrow):
+        optimizer.init_state()
+    hidden, vectors = (
+        sum(param.numel() for name, param in model.named_parameters() if name in names)
+        for names in (HIDDEN, {*VECTORS, "conv.weight"})
+    )
+    by_part = [[state_bytes(part) for part in optimizer.optimizers] for optimizer in (wide, narrow)]
+    saved = [before - after for before, after in zip(*by_part, strict=True)]
+    assert saved == [2 * hidden, 2 * vectors]
+    assert 2 * by_part[1][0] == by_part[0][0] + 4 * len(HIDDEN)  # and the counts of steps
+    assert f" {size(state_bytes(narrow))} " in total
+
+
 def test_each_kind_may_have_a_rate_of_its_own():
     rates = {"lr": 0.1, "tables_lr": 0.2, "heads_lr": 0.3, "vectors_lr": 0.4}
     groups = matrix_optimizer(Network(tied=False), **rates).param_groups

@@ -57,7 +57,7 @@ BAD = {
     "nothing": ("step", torch.tensor(torch.nan), "must be one whole number, at least 0"),
     "half a step": ("step", 1.5, "must be one whole number, at least 0"),
     "too many": ("step", 10**400, "must be one whole number, at least 0"),
-    "squares below zero": ("exp_avg_sq", torch.full((6, 1), -5.0), "has numbers below 0"),
+    "squares below zero": ("exp_avg_sq", torch.full((6, 1), -5.0), "contains negative values"),
     "words": ("step", "seven", "must be one whole number, at least 0"),
     "integers": ("exp_avg_sq", torch.zeros(6, 1, dtype=torch.int64), "must be a dense floating-point tensor"),
     "sparse": ("exp_avg_sq", torch.zeros(6, 1).to_sparse(), "must be a dense floating-point tensor"),

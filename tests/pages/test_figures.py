@@ -7,7 +7,7 @@ import re
 import pytest
 
 from matrix_adagrad.pages import figures, heatmaps, html_page, palette
-from matrix_adagrad.pages.document import Axis, Line, Plate
+from matrix_adagrad.pages.document import Axis, Grid, Line, Plate
 from tests.pages.documents import document, figure, grid, heat_map, line, table
 
 
@@ -82,6 +82,9 @@ def test_limits_are_those_of_the_axis():
         assert cell.get_ylim()[1] == 0.5
 
 
+NAMED = Grid(
+    "", Axis("$x", names=("one two", "b")), Axis("y", names=("c",)), (0, 1), (0,), ((1.0, None),), (("$w", ""),)
+)
 HEAT_MAPS = {
     "one grid": heat_map(count=1, grids=[grid()]),
     "one cell": heat_map(count=1, grids=[grid(rows=1, columns=1)]),
@@ -89,6 +92,7 @@ HEAT_MAPS = {
     "linear": heat_map(log=False),
     "logarithmic axes": heat_map(grids=[grid(x=Axis("x", log=True), y=Axis("y", log=True), rows=20)]),
     "one and two grids": heat_map(plates=(Plate("one", (grid(),)), Plate("two", (grid(), grid())))),
+    "names and labels": heat_map(count=1, grids=[NAMED], log=False),
     "formula": heat_map(title="$x$", scale="$", grids=[grid("$x$", x=Axis("in $ or $"))]),
 }
 

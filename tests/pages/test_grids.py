@@ -52,6 +52,8 @@ def test_places_that_do_not_go_one_way_are_refused(xs):
 
 
 def test_values_that_do_not_fit_their_axes_are_refused():
+    with pytest.raises(ValueError, match="there must be 10 names along 'step', got 1"):
+        grid(x=Axis("step", names=("one",)))
     with pytest.raises(ValueError, match="values must be 6 rows of 10 numbers"):
         replace(grid(), values=((1.0,) * 10,) * 5 + ((1.0,) * 9,))
     with pytest.raises(ValueError, match="one grid or two, got 3"):

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from reproduction import cells, factorisation, identities, mlp, motivating, theorems
+from reproduction import cells
 from reproduction.cells import Store
+from reproduction.games import identities, motivating, theorems
+from reproduction.movielens import factorisation
+from reproduction.networks import mlp
 from reproduction.pool import Pool
-from tests.reproduction import fakes
+from reproduction.structure import cost, regret, training
+from tests.reproduction.movielens.fakes import ratings
 from tests.reproduction.processes import ENVIRONMENT
 
 SMALL = [
@@ -24,13 +28,15 @@ SMALL = [
     theorems.Config(rounds=5),
     identities.Config(3, 2, 2),
     mlp.Config(depth=2, steps=3, seeds=(0, 1)),
-    factorisation.Config("row", (0.1, 1e30), batch=64, epochs=2),
+    factorisation.Config(
+        (factorisation.Run("row", (0,), (0.1, 1e30)),), batch=64, epochs=2, measured=(2,), trained=(2,)
+    ),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _drawn(monkeypatch):
-    drawn = fakes.ratings()
+    drawn = ratings()
     monkeypatch.setattr(factorisation, "_ratings", lambda _: drawn)
 
 
@@ -40,13 +46,14 @@ def test_a_result_is_kept_exactly(cell, tmp_path):
     assert store.load(cell) is None
     store.save(result)
     assert store.load(cell) == result
-    other = {"m": 5} if hasattr(cell, "m") else {"lr": 1.0} if hasattr(cell, "lr") else {"fold": 1}
-    assert store.load(replace(cell, **other)) is None
+    others = {"m": 5, "lr": 1.0, "depth": 3, "decay": 1.0}
+    name = next(name for name in others if hasattr(cell, name))
+    assert store.load(replace(cell, **{name: others[name]})) is None
 
 
 def test_infinite_numbers_are_kept(tmp_path):
     result = cells.run(SMALL[-1])
-    assert result.test[1][-1] == math.inf
+    assert result.held_out[0][0][1][-1] == math.inf
     Store(tmp_path).save(result)
     assert Store(tmp_path).load(SMALL[-1]) == result
 
@@ -91,16 +98,19 @@ def test_results_of_another_version_are_not_found(what, tmp_path, monkeypatch):
 def test_a_change_of_one_experiment_leaves_the_others_alone(monkeypatch):
     def fingerprints():
         cells.dependency_hash.cache_clear()
-        return {name: cells.dependency_hash(name) for name in ("mlp", "motivating", "theorems")} | {
-            "all": cells.source_hash()
-        }
+        modules = (mlp, motivating, theorems, regret, training, cost)
+        return {module: cells.dependency_hash(module) for module in modules} | {"all": cells.source_hash()}
 
-    before, read = fingerprints(), Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda file, encoding: read(file, encoding) + "#" * (file.name == "mlp.py"))
-    after = fingerprints()
-    monkeypatch.undo()
-    cells.dependency_hash.cache_clear()
-    assert {name for name in before if before[name] != after[name]} == {"mlp", "all"}
+    def changed_by(name):
+        before, read = fingerprints(), Path.read_text
+        monkeypatch.setattr(Path, "read_text", lambda file, encoding: read(file, encoding) + "#" * (file.name == name))
+        after = fingerprints()
+        monkeypatch.undo()
+        cells.dependency_hash.cache_clear()
+        return {name for name in before if before[name] != after[name]}
+
+    assert changed_by("mlp.py") == {mlp, "all"}
+    assert changed_by("planted.py") == {regret, training, "all"}
 
 
 def test_a_pool_runs_the_longest_cells_first_and_keeps_each_result(tmp_path):
@@ -138,7 +148,7 @@ def test_workers_do_not_outlive_a_run_that_ends_early(signal_, tmp_path):
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from reproduction import mlp
+        from reproduction.networks import mlp
         from reproduction.cells import Store
         from reproduction.pool import Pool
 

@@ -16,15 +16,33 @@ import pytest
 
 from matrix_adagrad import cli, terminal
 from matrix_adagrad.files import write
-from reproduction import cells, claims, factorisation, mlp, progress, runner, sweep
-from reproduction.__main__ import EXPERIMENTS, main
-from reproduction.evidence import Evidence
-from reproduction.sweep import DEFAULT, FULL, QUICK, Size
+from reproduction import cells, progress, runner
+from reproduction.__main__ import WHAT, main
+from reproduction.experiments import EXPERIMENTS, Results, judge
+from reproduction.games import sweep as games
+from reproduction.movielens import factorisation
+from reproduction.movielens import sweep as movielens
+from reproduction.networks import mlp
+from reproduction.networks import sweep as networks
+from reproduction.structure import sweep as structure
 from tests.reproduction import fakes
+from tests.reproduction.movielens.fakes import ratings
 from tests.reproduction.processes import ENVIRONMENT
-from tests.reproduction.test_sweep import played
 
-TINY = Size(2, 0, 4, (DEFAULT,), 2, 0, (2, 3), (), ((3, 2, 2), (2, 3, 2)), 5)
+TINY = {
+    "games": games.Size(((3, 2, 2), (2, 3, 2)), 5, ((2, 3),), 5),
+    "structure": replace(structure.QUICK, rounds=3, seeds=2, tuning=1, shapes=((3, 2),), repeats=0),
+    "movielens": movielens.Size(2, 2, 0, False, 2, (movielens.DEFAULT,)),
+    "networks": networks.Size(2, 2, (2, 3), (), ("A",), rungs={3: range(3)}),
+}
+CLAIMS = [claim for experiment in EXPERIMENTS.values() for claim in experiment.claims]
+# The same in a process of its own.
+TINY_GAMES = f"""
+from dataclasses import replace
+from reproduction.experiments import EXPERIMENTS
+from reproduction.games.sweep import Size
+EXPERIMENTS["games"] = replace(EXPERIMENTS["games"], quick={TINY["games"]})
+"""
 
 
 @pytest.fixture(name="tiny")
@@ -44,8 +62,9 @@ def _whole_run(tmp_path_factory):
 
 
 def make_tiny(monkeypatch):
-    drawn = fakes.ratings()
-    monkeypatch.setattr(sweep, "QUICK", TINY)
+    drawn = ratings()
+    for name, size in TINY.items():
+        monkeypatch.setitem(EXPERIMENTS, name, replace(EXPERIMENTS[name], quick=size))
     monkeypatch.setattr(mlp, "SETTINGS", {"A": replace(mlp.SETTINGS["A"], steps=20)})
     monkeypatch.setattr(factorisation, "_ratings", lambda _: drawn)
     monkeypatch.setattr(runner, "movielens", lambda _: drawn)
@@ -85,8 +104,8 @@ def test_files_of_others_are_left_alone(tmp_path):
     others = [tmp_path / name for name in ("data/u.data", "figures/thesis.png", "cells/mine.json", "cells/a-b.json")]
     for file in others:
         write(file, "mine")
-    assert run(tmp_path, "--fresh", what="examples") == 0
-    assert run(tmp_path, "--fresh", what="examples") == 0
+    assert run(tmp_path, "--fresh", what="games") == 0
+    assert run(tmp_path, "--fresh", what="games") == 0
     assert {file.read_text(encoding="utf-8") for file in others} == {"mine"}
 
 
@@ -98,11 +117,11 @@ def test_half_of_another_experiment_is_left_out_of_the_report(whole_run, tmp_pat
     for file in list(tmp_path.glob("cells/factorisation-*.json"))[:1]:
         file.unlink()
     capsys.readouterr()
-    assert run(tmp_path, "--json", what="examples") == 0
+    assert run(tmp_path, "--json", what="games") == 0
     verdicts = {claim["id"]: claim["verdict"] for claim in json.loads(capsys.readouterr().out)["claims"]}
     assert verdicts["storage"] == verdicts["rows-train-at-25"] == "not run"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert ["section-mlp" in page, "section-movielens" in page, "section-examples" in page] == [False, False, True]
+    assert ["section-networks" in page, "section-movielens" in page, "section-games" in page] == [False, False, True]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -131,10 +150,10 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_and_ends_with_the_same_bytes(
 def test_a_part_keeps_what_the_others_found(whole_run, tmp_path, capsys):
     shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
     first = results(tmp_path)
-    assert run(tmp_path, what="examples") == 0
+    assert run(tmp_path, what="games") == 0
     assert results(tmp_path) == first
     capsys.readouterr()
-    assert run(tmp_path / "alone", "--json", what="examples") == 0
+    assert run(tmp_path / "alone", "--json", what="games") == 0
     printed = json.loads(capsys.readouterr().out)
     found = {claim["id"]: claim["verdict"] for claim in printed["claims"]}
     assert found["degeneration"] == "holds"
@@ -147,7 +166,7 @@ def test_a_part_keeps_what_the_others_found(whole_run, tmp_path, capsys):
 def test_without_the_extras_there_are_claims_and_data_and_a_word_on_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    assert run(tmp_path, what="examples") == cli.INCOMPLETE
+    assert run(tmp_path, what="games") == cli.INCOMPLETE
     shown, said = capsys.readouterr()
     assert "claims: " in shown
     assert said.splitlines()[-2:] == [
@@ -167,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path,
 @pytest.mark.usefixtures("tiny")
 def test_a_quick_run_does_not_overwrite_a_full_one(tmp_path, capsys):
     write(tmp_path / "claims.json", '{"quick": false}')
-    assert run(tmp_path, what="examples") == 1
+    assert run(tmp_path, what="games") == 1
     assert "has the results of a full run, and this is a quick run: give another --out" in capsys.readouterr().err
     assert set(results(tmp_path)) == {"claims.json"}
 
@@ -183,11 +202,11 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path, capsys, monkeypatc
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", full)
-    assert run(tmp_path, what="examples") == 1
+    assert run(tmp_path, what="games") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.part"))
     monkeypatch.setattr(os, "replace", replace)
-    assert run(tmp_path, what="examples") == 0
+    assert run(tmp_path, what="games") == 0
     assert "4 already stored" in capsys.readouterr().out
 
 
@@ -204,7 +223,7 @@ def test_data_that_cannot_be_had_are_named_before_anything_runs(tmp_path, capsys
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(["--workers", "0"], "must be at least 1, got 0"), (["everything"], "invalid choice: 'everything'")],
+    [(["--workers", "0"], "must be an integer ≥ 1, got 0"), (["everything"], "invalid choice: 'everything'")],
 )
 def test_wrong_arguments_say_what_is_wrong(options, words, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -217,22 +236,20 @@ def test_wrong_arguments_say_what_is_wrong(options, words, capsys):
 @pytest.mark.separate_process
 def test_a_run_that_is_killed_goes_on(tmp_path):
     """The real program, with two workers; it ends with the bytes of a run in this process."""
-    program = textwrap.dedent(f"""
+    program = textwrap.dedent("""
         import sys
-        from reproduction import sweep
         from reproduction.__main__ import main
         if __name__ == "__main__":
-            sweep.QUICK = sweep.Size{tuple(getattr(TINY, name) for name in TINY.__dataclass_fields__)}
-            sys.exit(main(["examples", "--quick", "--workers", "2", "--out", sys.argv[1]]))
+            sys.exit(main(["games", "--quick", "--workers", "2", "--out", sys.argv[1]]))
     """)
     file = tmp_path / "program.py"
-    file.write_text(program, encoding="utf-8")
+    file.write_text(TINY_GAMES + program, encoding="utf-8")
 
     def start(out):
         command = [sys.executable, file, tmp_path / out]
         return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
-    assert run(tmp_path / "whole", what="examples") == 0
+    assert run(tmp_path / "whole", what="games") == 0
     with start("killed") as process:
         until = time.monotonic() + 60
         while len(list((tmp_path / "killed").glob("cells/*.json"))) < 12 and time.monotonic() < until:
@@ -249,19 +266,18 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
 @pytest.mark.separate_process
 def test_a_locale_without_our_letters_changes_no_byte_and_protects_a_full_run_too(tmp_path):
     def run_in_ascii(out):
-        program = (
-            "import sys; from reproduction import sweep; from reproduction.__main__ import main;"
-            f"sweep.QUICK = sweep.{TINY};"
-            "sys.exit(main(['examples', '--quick', '--json', '--workers', '1', '--out', sys.argv[1]]))"
+        program = TINY_GAMES + (
+            "import sys; from reproduction.__main__ import main;"
+            "sys.exit(main(['games', '--quick', '--json', '--workers', '1', '--out', sys.argv[1]]))"
         )
         environment = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         command = [sys.executable, "-c", program, str(out)]
         return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
 
-    assert run(tmp_path / "here", what="examples") == 0
+    assert run(tmp_path / "here", what="games") == 0
     done = run_in_ascii(tmp_path / "there")
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["claims"]) == len(claims.CLAIMS)
+    assert len(json.loads(done.stdout)["claims"]) == len(CLAIMS)
     assert results(tmp_path / "there") == results(tmp_path / "here")
     full = write(tmp_path / "full" / "claims.json", '{"quick": false, "claims": "√"}')
     refused = run_in_ascii(full.parent)
@@ -273,7 +289,7 @@ def test_a_locale_without_our_letters_changes_no_byte_and_protects_a_full_run_to
 @pytest.mark.parametrize("damaged", [b"", b"{", b"\xff", b"[]", b"{}"])
 def test_results_of_a_run_that_cannot_be_told_are_not_overwritten(tmp_path, capsys, damaged):
     write(tmp_path / "claims.json", damaged)
-    assert run(tmp_path, what="examples") == 1
+    assert run(tmp_path, what="games") == 1
     assert "claims.json cannot be read" in (said := capsys.readouterr().err)
     assert "give another --out, or delete it" in said
     assert results(tmp_path) == {"claims.json": damaged}
@@ -283,15 +299,14 @@ def test_results_of_a_run_that_cannot_be_told_are_not_overwritten(tmp_path, caps
 
 
 def test_the_table_for_a_terminal_fits_it_and_has_every_claim():
-    known, _ = played(FULL)
-    verdicts = claims.judge(Evidence(known, FULL))
+    verdicts = judge(fakes.played())
     printed = runner.table(verdicts, width=80)
     assert max(map(len, printed.splitlines())) <= 80
     assert sum(line.startswith(("holds", "only if", "does not", "undecided")) for line in printed.splitlines()) == len(
-        claims.CLAIMS
+        CLAIMS
     )
     counted = progress.tally(verdicts)
-    assert counted.startswith(f"{len(claims.CLAIMS)} claims: ")
+    assert counted.startswith(f"{len(CLAIMS)} claims: ")
 
 
 def test_colours_are_for_terminals_whose_users_want_them(monkeypatch):
@@ -320,11 +335,11 @@ def test_a_watch_counts_cells_and_knows_the_best_rmse(monkeypatch):
             shown.append("closed")
 
     monkeypatch.setattr(terminal, "progress_bar", Bar)
-    watch, fake = progress.TerminalProgress(print), fakes.Fake()
-    wanted = sweep.needed("movielens", QUICK, {})
+    watch = progress.TerminalProgress(print)
+    wanted = Results({}, is_quick=True).needed("movielens")
     watch.add([], wanted)
     for cell in wanted:
-        watch.done(fake.run(cell))
+        watch.done(fakes.made_up(cell))
     watch.close()
     assert shown[0] == f"0 of {len(wanted)} cells"
     assert shown[-2].startswith(f"{len(wanted)} of {len(wanted)} cells, MovieLens: best RMSE 0.9")
@@ -332,6 +347,8 @@ def test_a_watch_counts_cells_and_knows_the_best_rmse(monkeypatch):
     assert watch.bar.n == pytest.approx(watch.bar.total)
 
 
-def test_the_experiments_of_the_command_line_are_those_of_the_sweep():
-    assert set(EXPERIMENTS) == {"all", *sweep.EXPERIMENTS}
-    assert {claim.experiment for claim in claims.CLAIMS} == set(sweep.EXPERIMENTS)
+def test_every_experiment_can_be_run_alone():
+    assert list(WHAT) == ["all", *EXPERIMENTS]
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.name == name
+        assert experiment.claims

@@ -6,9 +6,11 @@ from matrix_adagrad.advisor.plan import ParameterChoice, Plan
 from matrix_adagrad.advisor.probe import Probe
 from matrix_adagrad.advisor.probe_report import ProbeReport
 from matrix_adagrad.advisor.race import Race, race
-from matrix_adagrad.advisor.race_result import Outcome, RaceResult, Run, Standing
+from matrix_adagrad.advisor.race_result import RaceResult, Rival
+from matrix_adagrad.advisor.standings import Outcome, Standing
 from matrix_adagrad.advisor.summary import ParameterSummary, Spread
 from matrix_adagrad.advisor.task import Task
+from matrix_adagrad.advisor.training import Run
 
 __all__ = [
     "Advice",
@@ -21,6 +23,7 @@ __all__ = [
     "ProbeReport",
     "Race",
     "RaceResult",
+    "Rival",
     "Run",
     "Spread",
     "Standing",

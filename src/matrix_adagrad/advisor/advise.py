@@ -15,21 +15,22 @@ from matrix_adagrad.advisor.candidates import (
     FAMILIES,
     RACED,
     Candidate,
+    candidates_by_agreement,
+    candidates_by_kind,
     distinct,
-    geometries_by_layer,
-    geometries_by_recipe,
-    make_candidate,
 )
 from matrix_adagrad.advisor.errors import AdvisorValueError
 from matrix_adagrad.advisor.plan import ParameterChoice, Plan
 from matrix_adagrad.advisor.probe import Probe
 from matrix_adagrad.advisor.probe_report import ProbeReport
 from matrix_adagrad.advisor.race import SEEDS, STEPS, Progress, Race
-from matrix_adagrad.advisor.race_result import Outcome, RaceResult, Standing, difference
+from matrix_adagrad.advisor.race_result import RaceResult
+from matrix_adagrad.advisor.sentences import planned_lr, verdict
 from matrix_adagrad.advisor.summary import HEADINGS, ParameterSummary
 from matrix_adagrad.advisor.task import Task, as_task, generators_restored
+from matrix_adagrad.advisor.tuning import Tuning
 from matrix_adagrad.geometry import Geometry, as_geometry
-from matrix_adagrad.text import columns, json_text, shape_text, size
+from matrix_adagrad.text import columns, json_text, shape_text
 
 __all__ = ["Advice", "advise", "by_agreement"]
 
@@ -40,22 +41,32 @@ OBSERVATIONS = 100  # of the probe, at most, in a run
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan, and the measurements behind it."""
+    """A verdict, a plan unless nothing was learned, and the measurements behind them.
+
+    The plan is for runs of ``length`` steps.
+    """
 
     task: str
-    plan: Plan
+    verdict: str
+    plan: Plan | None
     probe: ProbeReport
     race: RaceResult
+    length: int
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing that raced at full length may be better than the plan by more than the margin."""
+        return self.plan is not None and not self.race.rivals and self.length <= self.race.steps
 
     def __str__(self) -> str:
-        return "\n\n".join((self.race.table(), self.table(), self.plan.verdict))
+        return "\n\n".join((self.race.table(), self.table(), self.verdict))
 
     def table(self) -> str:
         """The geometry of each matrix, and what the probe measured, for a terminal."""
-        geometries = {choice.name: choice.geometry for choice in self.plan.choices}
+        geometries = {choice.name: choice.geometry for choice in self.plan.choices} if self.plan else {}
         matrices = [parameter for parameter in self.probe if parameter.is_matrix]
         rows = [
-            (matrix.name, shape_text(matrix.shape), geometries[matrix.name], *matrix.table_row)
+            (matrix.name, shape_text(matrix.shape), geometries.get(matrix.name, "–"), *matrix.table_row)
             for matrix in matrices[:SHOWN]
         ]
         more = f"\n… and {len(matrices) - SHOWN} more matrices" if len(matrices) > SHOWN else ""
@@ -65,7 +76,10 @@ class Advice:
         """All numbers as JSON."""
         numbers = {
             "task": self.task,
-            "plan": self.plan.to_dict(),
+            "verdict": self.verdict,
+            "settled": self.is_settled,
+            "length": self.length,
+            "plan": self.plan.to_dict() if self.plan else None,
             "race": self.race.to_dict(),
             "probe": self.probe.to_dict(),
         }
@@ -78,24 +92,26 @@ def advise(
     families: Iterable[str] = RACED,
     baseline: Candidate | None = None,
     steps: int = STEPS,
+    length: int | None = None,
     seeds: int = SEEDS,
     progress: Progress | None = None,
 ) -> Advice:
     """Measure a model's gradients, race geometries on it, and make a plan.
 
-    The entry geometry races first. The probe observes its best run, and its measurements give one more candidate, with
-    a geometry for each parameter. Another candidate has the geometries that `geometry_groups` chooses by kind of layer,
-    and one is `matrix_optimizer`. The plan takes the candidate with the least state among those that are level with the
-    best.
+    The entry geometry races first. The probe observes one of its runs, and its measurements give one more candidate,
+    with a geometry for each parameter. Other candidates have a geometry for each kind of layer. The plan takes the
+    candidate with the least state among those that are level with the best. If nothing was learned, there is no plan.
 
     Args:
         task: the model, its loss and its batches, as a `Task` or as the tuple of its first arguments.
-        families: the update rules to try, by default ``"adagrad"``, ``"momentum"`` and ``"matrix_optimizer"``; or
-            ``"no-momentum"`` and ``"steepest"``, as in `Plan`.
+        families: the update rules to try, as in `Plan`; by default all of them.
         baseline: the optimizer that you use now; by default the task's.
-        steps: the number of steps of a run.
+        steps: the number of steps of the race's longest runs; the race takes some 100 times as many, in all. Give the
+            length of your training run if you can afford it.
+        length: the length of your training run, if you cannot. The learning rate is extrapolated to it, and the verdict
+            says what that leaves open.
         seeds: the number of runs of each candidate, from 2 to 15.
-        progress: called with the number of steps done, the total, and what is running.
+        progress: called with the number of steps done, about the total, and what is running.
 
     Example:
         >>> import torch
@@ -107,7 +123,7 @@ def advise(
         ...     lambda model, rows: (model(x[rows]) - x[rows, :4]).square().mean(),
         ...     lambda seed: torch.randperm(64).split(16),
         ... )
-        >>> advice = advise(task, families=["adagrad"], steps=16, seeds=2)
+        >>> advice = advise(task, families=["adagrad"], steps=32, seeds=2)
         >>> optimizer = advice.plan.optimizer(nn.Linear(8, 4))
     """
     task = as_task(task, "task must be")
@@ -115,27 +131,24 @@ def advise(
     baseline = baseline or task.baseline
     if not families:
         raise AdvisorValueError(f"families must name at least one of {', '.join(map(repr, FAMILIES))}, got none")
+    length = steps if length is None else length
+    if length < steps:
+        raise AdvisorValueError(f"length must be steps, {steps:,}, or more, got {length:,}: lower steps to it")
     with generators_restored():
         race = Race(task, steps=steps, seeds=seeds, progress=progress)
-        uniform = race.uniform_candidates(families)
-        model = race.initial_model(0)
-        by_layer, by_recipe = geometries_by_layer(model), geometries_by_recipe(model)
-        scaled = [family for family in families if "entry" in FAMILIES[family].uniform]
-        recipes = [family for family in families if family not in scaled]
-        entered = distinct([*uniform, *(make_candidate("by kind", family, by_layer) for family in scaled)])
-        entered += [make_candidate("", family, by_recipe) for family in recipes]
+        entered = distinct([*race.uniform_candidates(families), *candidates_by_kind(race.initial_model(0), families)])
         if baseline is not None:
             entered.append(baseline)
         race.enter(entered)
         first = [candidate for candidate in entered if candidate.name.startswith("entry ")] or entered[:1]
-        outcomes = [race.train(candidate) for candidate in first]
-        report = _probed(race, min(outcomes, key=lambda outcome: outcome.score))
-        by_probe = by_agreement(report)
-        candidates = distinct([*entered, *(make_candidate("by probe", family, by_probe) for family in scaled)])
+        tunings = {candidate.name: race.sift(candidate) for candidate in first}
+        report = _probed(race, min(tunings.values(), key=lambda tuning: tuning.score(tuning.steps)))
+        candidates = distinct([*entered, *candidates_by_agreement(by_agreement(report), families)])
         race.enter(candidates[len(entered) :])
-        outcomes += [race.train(candidate) for candidate in candidates if candidate not in first]
-        result = race.result(outcomes, baseline.name if baseline else None)
-        return Advice(task.name, make_plan(result, report), report, result)
+        tunings |= {candidate.name: race.sift(candidate) for candidate in candidates if candidate not in first}
+        result = race.decide(list(tunings.values()), baseline.name if baseline else None)
+    said = verdict(result, length)
+    return Advice(task.name, said, make_plan(result, report, length, said), report, result, length)
 
 
 def by_agreement(report: ProbeReport) -> dict[str, Geometry]:
@@ -150,10 +163,11 @@ def _agreeing(parameter: ParameterSummary) -> str:
     return next((name for name in fewest_first if parameter.agreement[name] >= AGREES), "entry")
 
 
-def make_plan(result: RaceResult, report: ProbeReport) -> Plan:
-    """The plan of the candidate that the race chose, with reasons from the probe."""
-    chosen = result.chosen
-    candidate = chosen.outcome.candidate
+def make_plan(result: RaceResult, report: ProbeReport, length: int, said: str) -> Plan | None:
+    """The plan of the candidate that the race chose, if there is one, with reasons from the probe."""
+    if result.chosen is None:
+        return None
+    candidate = result.chosen.outcome.candidate
     assert candidate.geometries is not None
     names = {name: str(geometry) for name, geometry in candidate.geometries.items()}
     choices = [
@@ -162,7 +176,7 @@ def make_plan(result: RaceResult, report: ProbeReport) -> Plan:
         )
         for parameter in report
     ]
-    return Plan(candidate.family, chosen.outcome.lr, tuple(choices), verdict(result))
+    return Plan(candidate.family, planned_lr(result, result.chosen, length), tuple(choices), said, length)
 
 
 def reason(parameter: ParameterSummary, geometry: str) -> str:
@@ -188,52 +202,13 @@ def reason(parameter: ParameterSummary, geometry: str) -> str:
     return ", ".join(reasons)
 
 
-def verdict(result: RaceResult) -> str:
-    """The result of the race in a few sentences."""
-    chosen, best = result.chosen, result.best
-    sentences = [f"Use “{chosen.name}” with lr {chosen.outcome.lr:.2g}: {_standing(chosen, best)}."]
-    reference = f"entry {chosen.outcome.candidate.family}"
-    entry = next((standing for standing in result.standings if standing.name == reference), None)
-    if entry is not None and chosen.state_bytes < entry.state_bytes:
-        states = size(chosen.state_bytes), size(entry.state_bytes)
-        sentences.append("Its state takes {}; one scale per entry takes {}.".format(*states))
-    if result.baseline is not None:
-        sentences.append(_baseline(result[result.baseline], chosen))
-    if chosen.outcome.is_at_edge:
-        sentences.append("Its learning rate is at the edge of its grid: a better one may lie beyond.")
-    if not result.seeds_differ:
-        sentences.append("All seeds gave the same run, so the intervals mean nothing: let batches depend on the seed.")
-    return " ".join(sentences)
-
-
-def _baseline(baseline: Standing, chosen: Standing) -> str:
-    """The baseline compared with the chosen candidate."""
-    subject = f"{baseline.name}, which you use now, with {size(baseline.state_bytes)} of state,"
-    if math.isinf(baseline.outcome.score):
-        return f"{subject} failed."
-    behind = difference(baseline.outcome, chosen.outcome)
-    if behind.low <= 0 <= behind.high:
-        return f"{subject} may be better or worse: its loss differs by {behind}."
-    return f"{subject} ends {'above' if behind.mean > 0 else 'below'} it by {behind}."
-
-
-def _standing(chosen: Standing, best: Standing) -> str:
-    if chosen is best:
-        return "it has the lowest loss"
-    if chosen.verdict == "no difference":
-        return f"it shows no difference from the best, {best.name} ({chosen.difference})"
-    if chosen.is_level:
-        return f"it is within 1 % of the loss of the best, {best.name} ({chosen.difference})"
-    return f"it is the best of this package, behind {best.name} by {chosen.difference}"
-
-
-def _probed(race: Race, outcome: Outcome) -> ProbeReport:
+def _probed(race: Race, tuning: Tuning) -> ProbeReport:
     probes = []
 
     def observer(model: nn.Module, optimizer: Optimizer) -> AbstractContextManager[Any]:
         probes.append(Probe(model, optimizer, every=math.ceil(race.steps / OBSERVATIONS)))
         return probes[0]
 
-    race.repeat(outcome, observer)
+    race.observe(tuning, observer)
     report: ProbeReport = probes[0].report()
     return report

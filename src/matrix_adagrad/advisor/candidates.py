@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from matrix_adagrad.advisor.errors import AdvisorTypeError, AdvisorValueError
 from matrix_adagrad.geometry import Entry, Geometry, Whole, as_geometry
 from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, SteepestDescent, geometry_groups, matrix_optimizer
 from matrix_adagrad.optim.choices import unwrapped
+from matrix_adagrad.optim.kinds import HEAD, TABLE
 
 __all__ = [
     "FAMILIES",
@@ -24,6 +24,8 @@ __all__ = [
     "UNIFORM",
     "Candidate",
     "as_family",
+    "candidates_by_agreement",
+    "candidates_by_kind",
     "distinct",
     "geometries_by_layer",
     "geometries_by_recipe",
@@ -86,11 +88,13 @@ _MEAN = {"reduction": "mean"}
 FAMILIES = {
     "adagrad": Family(MatrixAdaGrad, lrs_around(0.1), _MEAN),
     "momentum": Family(MatrixMomentum, lrs_around(0.01), {**_MEAN, "betas": (0.9, 0.999)}),
-    "no-momentum": Family(MatrixMomentum, lrs_around(0.01), {**_MEAN, "betas": (0.0, 0.999)}, (*UNIFORM, "factored")),
-    "steepest": Family(SteepestDescent, lrs_around(0.01), {"momentum": 0.9}, ("entry", "row", "spectral")),
+    "no-momentum": Family(
+        MatrixMomentum, lrs_around(0.01), {**_MEAN, "betas": (0.0, 0.999)}, ("entry", "row", "column", "factored")
+    ),
+    "steepest": Family(SteepestDescent, lrs_around(0.01), {"momentum": 0.9}, ("row", "spectral")),
     "matrix_optimizer": Recipe(matrix_optimizer, lrs_around(0.01), {}, ()),
 }
-RACED = ("adagrad", "momentum", "matrix_optimizer")  # unless others are asked for
+RACED = tuple(FAMILIES)  # unless others are asked for
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,10 @@ class Candidate:
                 f"{self.name}: lrs must be at least two learning rates, positive and ascending, got {self.lrs}"
             )
 
-    def halfway_to_neighbours(self, lr: float) -> tuple[float, float]:
-        """The learning rates half-way to the neighbours of ``lr``, or as far beyond the end of the grid."""
-        i, half = self.lrs.index(lr), [math.sqrt(b / a) for a, b in itertools.pairwise(self.lrs)]
-        return lr / half[max(0, i - 1)], lr * half[min(i, len(half) - 1)]
+    def lr_near(self, lr: float, half_steps: int = 0) -> float:
+        """The rate nearest to ``lr`` on a grid twice as fine, or some half steps away from it. It may lie outside."""
+        half = math.log(self.lrs[-1] / self.lrs[0]) / (2 * (len(self.lrs) - 1))
+        return self.lrs[0] * math.exp(half * (round(math.log(lr / self.lrs[0]) / half) + half_steps))
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -172,6 +176,30 @@ def geometries_by_recipe(model: nn.Module) -> dict[str, Geometry]:
     """The geometries that `matrix_optimizer` chooses."""
     found = {param: group["geometry"] for group in matrix_optimizer(model).param_groups for param in group["params"]}
     return {name: _simplest(found[param], param.shape) for name, param in trainable_parameters(model).items()}
+
+
+def candidates_by_kind(model: nn.Module, families: Iterable[str]) -> list[Candidate]:
+    """Candidates with a geometry for each kind of layer: one for each family that has scales, two for a recipe.
+
+    `matrix_optimizer` moves hidden matrices in the spectral norm, and factors tables and heads. The second candidate
+    has one scale per row in place of the factors.
+    """
+    by_layer, by_recipe, families = geometries_by_layer(model), geometries_by_recipe(model), list(families)
+    kinds = {name: group["name"] for group in geometry_groups(model) for name, _ in group["params"]}
+    rows = {name: by_layer[name] if kinds[name] in (TABLE, HEAD) else by_recipe[name] for name in by_recipe}
+    found = [make_candidate("by kind", family, by_layer) for family in families if _has_scales(family)]
+    if "matrix_optimizer" in families:
+        found += [make_candidate(name, "matrix_optimizer", each) for name, each in (("", by_recipe), ("row", rows))]
+    return found
+
+
+def candidates_by_agreement(geometries: Mapping[str, Geometry], families: Iterable[str]) -> list[Candidate]:
+    """One candidate for each family that has scales, with the geometries that the probe's measurements suggest."""
+    return [make_candidate("by probe", family, geometries) for family in families if _has_scales(family)]
+
+
+def _has_scales(family: str) -> bool:
+    return "entry" in FAMILIES[family].uniform
 
 
 def make_candidate(name: str, family: str, geometries: Mapping[str, Geometry]) -> Candidate:

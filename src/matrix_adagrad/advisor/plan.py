@@ -60,6 +60,7 @@ class Plan:
         lr: the learning rate that the race chose, for ``reduction="mean"``.
         choices: one for each parameter.
         verdict: the result of the race, in a few sentences.
+        steps: the length of the runs that the learning rate is for, if it is known.
 
     Example:
         >>> from torch import nn
@@ -76,6 +77,7 @@ class Plan:
     lr: float
     choices: tuple[ParameterChoice, ...]
     verdict: str = ""
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -139,7 +141,13 @@ class Plan:
             choice.name: {"geometry": choice.geometry, "shape": list(choice.shape), "reason": choice.reason}
             for choice in self.choices
         }
-        return {"family": self.family, "lr": self.lr, "verdict": self.verdict, "parameters": parameters}
+        return {
+            "family": self.family,
+            "lr": self.lr,
+            "steps": self.steps,
+            "verdict": self.verdict,
+            "parameters": parameters,
+        }
 
     @classmethod
     def from_dict(cls, content: Any) -> Plan:
@@ -147,7 +155,7 @@ class Plan:
         if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
             raise ValueError("plan: it must have family, lr and parameters")
         missing = [key for key in ("family", "lr") if key not in content]
-        unknown = [key for key in content if key not in ("family", "lr", "verdict", "parameters")]
+        unknown = [key for key in content if key not in ("family", "lr", "steps", "verdict", "parameters")]
         if missing or unknown:
             said = [f"{key} is missing" for key in missing] + [f"{key} is not known" for key in unknown]
             raise ValueError(f"plan: {'; '.join(said)}")
@@ -158,7 +166,7 @@ class Plan:
             choices.append(
                 ParameterChoice(str(name), tuple(choice["shape"]), choice["geometry"], choice.get("reason", ""))
             )
-        return cls(content["family"], content["lr"], tuple(choices), content.get("verdict", ""))
+        return cls(content["family"], content["lr"], tuple(choices), content.get("verdict", ""), content.get("steps"))
 
     def save(self, path: Path | str) -> Path:
         """Write the plan, as YAML if the name ends in ``.yaml`` or ``.yml``, else as JSON."""

@@ -8,140 +8,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matrix_adagrad.advisor.candidates import Candidate
+from matrix_adagrad.advisor.costs import Cost
 from matrix_adagrad.advisor.errors import NothingTrainedError
+from matrix_adagrad.advisor.standings import HEADINGS, Outcome, Standing, compared, difference, paired
+from matrix_adagrad.advisor.verdicts import SAME, compare, has_learned, margin
 from matrix_adagrad.intervals import Interval, interval
-from matrix_adagrad.text import columns, size
+from matrix_adagrad.text import columns
 
-__all__ = ["HEADINGS", "LEVEL", "Outcome", "RaceResult", "Run", "Standing", "difference"]
-
-HEADINGS = ("loss", "behind the best by", "verdict", "lr", "good rates", "ms per step", "optimizer", "state")
-MARGIN = 0.01  # of the best loss: too little to change the optimizer for
-CLOSE = 0.02  # of the best loss: a larger difference may be chance, but is not called level
-LEVEL = BEST, NO_DIFFERENCE, SMALL = "best", "no difference", "within 1 %"
-GOOD = 0.25  # a learning rate is good if it misses at most this share of the best one's gain
+__all__ = ["RaceResult", "Rival"]
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run: the loss at each step, and the final score, infinite if it diverged."""
+class Rival:
+    """What may be better than the choice by more than the margin: another candidate, or another rate of its own.
 
-    losses: tuple[float, ...]
-    score: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A candidate's scores by learning rate at each rung of its tuning, and its runs with the best learning rate.
-
-    ``initial_score`` is that of the untrained model.
+    ``difference`` is the choice's loss minus the rival's.
     """
 
-    candidate: Candidate
+    name: str
     lr: float
-    initial_score: float
-    rungs: tuple[dict[float, float], ...]
-    runs: tuple[Run, ...]
-
-    @property
-    def name(self) -> str:
-        """The candidate's name."""
-        return self.candidate.name
-
-    @property
-    def score(self) -> float:
-        """The mean over seeds; lower is better."""
-        return statistics.fmean(run.score for run in self.runs)
-
-    @property
-    def good_lrs(self) -> tuple[float, float] | None:
-        """The range of learning rates that are about as good as the best after an eighth of the steps.
-
-        It includes the chosen rate, which may lie below the others because short runs favour high rates.
-        """
-        first = self.rungs[0]
-        lrs, best = list(first), min(first.values())
-        if math.isinf(best):
-            return None
-        limit = best + GOOD * max(0.0, self.initial_score - best)
-        low = high = lrs.index(min(first, key=lambda lr: first[lr]))
-        while low > 0 and first[lrs[low - 1]] <= limit:
-            low -= 1
-        while high < len(lrs) - 1 and first[lrs[high + 1]] <= limit:
-            high += 1
-        return min(lrs[low], self.lr), max(lrs[high], self.lr)
-
-    @property
-    def is_at_edge(self) -> bool:
-        """Whether the chosen learning rate is at the edge of the grid: a better one may lie beyond."""
-        return not self.candidate.lrs[0] < self.lr < self.candidate.lrs[-1]
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A candidate compared with the best one.
-
-    ``difference`` is the mean of its scores minus the best one's over the same seeds, with its 95 % interval.
-    ``verdict`` is ``"best"``; ``"no difference"`` if the interval contains 0 and the mean is at most 2 % of the best
-    loss; ``"undecided"`` if it contains 0 and the mean is larger: more seeds are needed; ``"within 1 %"`` of the best
-    loss; ``"worse"``; or ``"failed"``.
-    """
-
-    outcome: Outcome
     difference: Interval
-    verdict: str
-    gradient_seconds: float
-    step_seconds: float
-    state_bytes: int
-
-    @property
-    def name(self) -> str:
-        """The candidate's name."""
-        return self.outcome.name
-
-    @property
-    def table_row(self) -> tuple[str, ...]:
-        """The numbers as text, one for each of HEADINGS."""
-        return (
-            f"{self.outcome.score:.4g}",
-            "" if self.verdict in (BEST, "failed") else str(self.difference),
-            self.verdict,
-            f"{self.outcome.lr:.2g}" + " (edge)" * self.outcome.is_at_edge,
-            "–" if self.outcome.good_lrs is None else "{:.2g} – {:.2g}".format(*self.outcome.good_lrs),
-            f"{1e3 * (self.gradient_seconds + self.step_seconds):.3g}",
-            f"{1e3 * self.step_seconds:.2g}",
-            size(self.state_bytes),
-        )
-
-    @property
-    def is_level(self) -> bool:
-        """Whether it is level with the best: nothing shows that it is worse by more than 1 %."""
-        return self.verdict in LEVEL
 
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The result of a race. ``standings`` are in the order of the mean scores, the best first."""
+    """The result of a race: ``standings`` in the order of the mean scores, the best first, those dropped last.
+
+    ``starts`` are the scores of the untrained models, by seed.
+    """
 
     standings: tuple[Standing, ...]
+    starts: tuple[float, ...]
     steps: int
     baseline: str | None
 
     @classmethod
     def of(
-        cls, outcomes: Sequence[Outcome], costs: Sequence[tuple[float, float, int]], steps: int, baseline: str | None
+        cls,
+        outcomes: Sequence[Outcome],
+        costs: Sequence[Cost],
+        starts: Sequence[float],
+        steps: int,
+        baseline: str | None,
     ) -> RaceResult:
-        """Compare outcomes; ``costs`` are seconds per gradient, seconds per optimizer step, and bytes of state."""
-        best = min(outcomes, key=lambda outcome: outcome.score)
+        """Compare outcomes that had these costs."""
+        finalists = [outcome for outcome in outcomes if outcome.runs]
+        best, start = min(finalists, key=lambda outcome: outcome.score), statistics.fmean(starts)
         if math.isinf(best.score):
             raise NothingTrainedError(
                 "every candidate diverged at every learning rate: is the loss of the untrained model finite?"
             )
         standings = [
-            Standing(outcome, difference(outcome, best), _verdict(outcome, best), *cost)
+            Standing(outcome, *compared(outcome, best, margin(best.score, start)), outcome.good_lrs(start), cost)
             for outcome, cost in zip(outcomes, costs, strict=True)
         ]
-        return cls(tuple(sorted(standings, key=lambda standing: standing.outcome.score)), steps, baseline)
+        standings.sort(
+            key=lambda standing: (not standing.outcome.runs, -standing.outcome.steps, standing.outcome.score)
+        )
+        return cls(tuple(standings), tuple(starts), steps, baseline)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -149,28 +73,64 @@ class RaceResult:
         return tuple(standing.outcome for standing in self.standings)
 
     @property
+    def finalists(self) -> tuple[Standing, ...]:
+        """The candidates that trained at full length."""
+        return tuple(standing for standing in self.standings if standing.outcome.runs)
+
+    @property
     def best(self) -> Standing:
         """The candidate with the lowest mean score."""
         return self.standings[0]
 
     @property
-    def chosen(self) -> Standing:
-        """The candidate to use: of this package's that are level with its best, the one with the least state.
-
-        Raises:
-            NothingTrainedError: if no optimizer of this package took part, or none trained the model.
-        """
-        if not self._plannable:
-            raise NothingTrainedError("no optimizer of this package trained the model, so there is no plan")
-        best = self._plannable[0].outcome
-        level = [standing for standing in self._plannable if _verdict(standing.outcome, best) in LEVEL]
-        return min(level, key=lambda standing: standing.state_bytes)
+    def start(self) -> float:
+        """The mean score of the untrained models."""
+        return statistics.fmean(self.starts)
 
     @property
-    def _plannable(self) -> list[Standing]:
-        """The candidates that a plan can be made from."""
-        ours = (standing for standing in self.standings if standing.outcome.candidate.geometries is not None)
-        return [standing for standing in ours if math.isfinite(standing.outcome.score)]
+    def margin(self) -> float:
+        """The largest difference in the loss that is called none."""
+        return margin(self.best.outcome.score, self.start)
+
+    def gain(self, outcome: Outcome) -> Interval:
+        """How far the loss fell below the start's, seed by seed."""
+        return interval(self._gains(outcome))
+
+    def _gains(self, outcome: Outcome) -> list[float]:
+        return [start - run.score for start, run in zip(self.starts, outcome.runs, strict=True)]
+
+    def learned(self, outcome: Outcome) -> bool:
+        """Whether the loss fell from the start's."""
+        return math.isfinite(outcome.score) and has_learned(self._gains(outcome), self.start)
+
+    @property
+    def chosen(self) -> Standing | None:
+        """The candidate to use: of this package's that are level with its best, the one with the least state.
+
+        It is ``None`` if none of them learned anything.
+        """
+        ours = [one for one in self._ours if self.learned(one.outcome)]
+        if not ours:
+            return None
+        level = [one for one in ours[1:] if compare(difference(one.outcome, ours[0].outcome), self.margin) == SAME]
+        return min([ours[0], *level], key=lambda standing: standing.state_bytes)
+
+    @property
+    def _ours(self) -> list[Standing]:
+        """The finalists that a plan can be made of."""
+        return [one for one in self.finalists if one.outcome.candidate.geometries is not None]
+
+    @property
+    def rivals(self) -> tuple[Rival, ...]:
+        """What may be better than the choice by more than the margin. Without any, the choice is settled."""
+        if self.chosen is None:
+            return ()
+        mine = self.chosen.outcome
+        others = [one.outcome for one in self._ours if one is not self.chosen]
+        runs = [(mine.name, lr, runs) for lr, runs in mine.beside.items()]
+        runs += [(other.name, other.lr, other.runs) for other in others]
+        found = [Rival(name, lr, paired(mine.runs, theirs)) for name, lr, theirs in runs]
+        return tuple(rival for rival in found if rival.difference.high > self.margin)
 
     @property
     def seeds_differ(self) -> bool:
@@ -188,48 +148,29 @@ class RaceResult:
 
     def table(self) -> str:
         """The standings, for a terminal."""
-        chosen = self.chosen if self._plannable else None
         rows = []
         for standing in self.standings:
-            mark, note = "→ " if standing is chosen else "  ", " (now)" * (standing.name == self.baseline)
+            mark, note = "→ " if standing is self.chosen else "  ", " (now)" * (standing.name == self.baseline)
             rows.append((mark + standing.name + note, *standing.table_row))
+        rows.append(("  (the start)", f"{self.start:.4g}", *[""] * (len(HEADINGS) - 1)))
         return columns(("candidate", *HEADINGS), rows, left=(0, 2, 3))
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers but the loss curves, for JSON."""
+        gain = self.gain(self.best.outcome)
         return {
             "steps": self.steps,
-            "chosen": self.chosen.name if self._plannable else None,
-            "standings": [
-                {
-                    "candidate": standing.name,
-                    "verdict": standing.verdict,
-                    "score": standing.outcome.score,
-                    "scores": [run.score for run in standing.outcome.runs],
-                    "difference": [standing.difference.mean, standing.difference.low, standing.difference.high],
-                    "lr": standing.outcome.lr,
-                    "good_lr": standing.outcome.good_lrs,
-                    "tuning": [{f"{lr:.6g}": score for lr, score in rung.items()} for rung in standing.outcome.rungs],
-                    "gradient_seconds": standing.gradient_seconds,
-                    "step_seconds": standing.step_seconds,
-                    "state_bytes": standing.state_bytes,
-                }
-                for standing in self.standings
+            "chosen": self.chosen.name if self.chosen else None,
+            "margin": self.margin,
+            "start": {
+                "score": self.start,
+                "scores": list(self.starts),
+                "gain": [gain.mean, gain.low, gain.high],
+                "learned": self.learned(self.best.outcome),
+            },
+            "rivals": [
+                {"candidate": rival.name, "lr": rival.lr, "may_be_better_by": rival.difference.high}
+                for rival in self.rivals
             ],
+            "standings": [standing.to_dict() for standing in self.standings],
         }
-
-
-def difference(left: Outcome, right: Outcome) -> Interval:
-    """The mean of left's scores minus right's, paired by seed, with its 95 % interval."""
-    return interval([run.score - other.score for run, other in zip(left.runs, right.runs, strict=True)])
-
-
-def _verdict(outcome: Outcome, best: Outcome) -> str:
-    if outcome is best:
-        return BEST
-    if math.isinf(outcome.score):
-        return "failed"
-    behind = difference(outcome, best)
-    if not behind.is_positive:
-        return NO_DIFFERENCE if behind.mean <= CLOSE * abs(best.score) else "undecided"
-    return SMALL if behind.mean <= MARGIN * abs(best.score) else "worse"

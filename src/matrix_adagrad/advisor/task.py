@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from matrix_adagrad.advisor.candidates import Candidate
 from matrix_adagrad.advisor.errors import AdvisorTypeError, AdvisorValueError
 
-__all__ = ["Task", "as_task", "check_call", "generators_restored"]
+__all__ = ["Schedule", "Task", "as_task", "check_call", "generators_restored"]
 
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
+Schedule = Callable[[Optimizer, int], LRScheduler]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Task:
             them the score is the mean training loss over the last quarter of the steps.
         name: the task's name on the page.
         baseline: the optimizer that you use now, as one more candidate.
+        schedule: the schedule that you will train with: it takes the optimizer and the number of steps, and returns a
+            scheduler, whose ``step()`` is called after each step. Short runs then have all of it, as the long one will.
 
     Example:
         >>> import torch
@@ -57,6 +62,7 @@ class Task:
     held_out: Iterable[Any] | None = None
     name: str = "model"
     baseline: Candidate | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.make_model, nn.Module):
@@ -78,6 +84,13 @@ class Task:
         check_call("loss", self.loss, "the model", "a batch")
         if callable(self.batches):
             check_call("batches", self.batches, "the seed")
+        if self.schedule is not None:
+            if not callable(self.schedule):
+                raise AdvisorTypeError(
+                    "schedule must be a function of the optimizer and the number of steps, got "
+                    f"{type(self.schedule).__name__}"
+                )
+            check_call("schedule", self.schedule, "the optimizer", "the number of steps")
 
     def start(self, seed: int) -> nn.Module:
         """The untrained model of a seed, in training mode."""

@@ -1,4 +1,4 @@
-"""The compact gradient of an embedding table whose rows were summed by bags."""
+"""The compact gradient of an embedding table behind an `EmbeddingBag`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ class BagGradient(Tensor):
 
 def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int]) -> None:
     if len(shape) != 2 or values.dim() != 2 or values.shape[1] != shape[1]:
-        raise ValueError(f"values of shape {tuple(values.shape)} are not of rows of a table of shape {tuple(shape)}")
+        raise ValueError(
+            f"values of shape {tuple(values.shape)} do not match the rows of a table of shape {tuple(shape)}"
+        )
     if index.dim() != 1 or index.dtype != torch.int64:
         raise ValueError(f"index must be a list of int64, got shape {tuple(index.shape)} and dtype {index.dtype}")
     if index.device != values.device or (offsets is not None and offsets.device != values.device):

@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from matrix_adagrad.checkpoints import digests, drafts
 from matrix_adagrad.checkpoints.collective import on_first_rank, rank_and_world
 from matrix_adagrad.checkpoints.drafts import Draft
+from matrix_adagrad.geometry import wide_dtype
 from matrix_adagrad.optim.saved import SHAPE, plain
+from matrix_adagrad.optim.state import StatefulOptimizer
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -136,10 +139,8 @@ class Checkpoints:
         newest = self._newest_intact()
         if newest is None:
             return 0
-        state, saved = self._state(0), saved_names(newest)
-        for name, own in state["optimizer"]["state"].items():
-            if f"optimizer.state.{name}.{SHAPE}" not in saved:  # saved by an older version: the optimizer warns
-                own.pop(SHAPE, None)
+        state = self._state(0)
+        self._fit(state, saved_names(newest))
         weights = {"model": state.pop("model")}
         with _without_single_process_warning():
             load(state, newest)
@@ -203,6 +204,25 @@ class Checkpoints:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         others = {name: plain(other.state_dict()) for name, other in self.others.items()}
         return {"model": model, "optimizer": optimizer, "step": step, "others": others}
+
+    def _fit(self, state: dict[str, Any], saved: set[str]) -> None:
+        """Make room for the averages and shapes that the checkpoint has, and for no others.
+
+        A checkpoint restores betas and momentum, and with them whether there is an average of gradients. Older versions
+        saved no shapes: the optimizer warns.
+        """
+        groups, kept = iter(state["optimizer"]["param_groups"]), state["optimizer"]["state"]
+        for part in getattr(self.optimizer, "optimizers", [self.optimizer]):
+            names = [name for _, group in zip(part.param_groups, groups, strict=False) for name in group["params"]]
+            for name in names if isinstance(part, StatefulOptimizer) else []:
+                own, param = kept.get(name, {}), state["model"][name]
+                for key in filter(None, (SHAPE, part.AVERAGE)):
+                    if f"optimizer.state.{name}.{key}" not in saved:
+                        own.pop(key, None)
+                    elif key not in own and key == SHAPE:
+                        own[key] = torch.zeros(param.dim(), dtype=torch.int64)
+                    elif key not in own:
+                        own[key] = torch.zeros_like(param, dtype=wide_dtype(param.dtype), requires_grad=False)
 
 
 def _count(step: Any) -> int:

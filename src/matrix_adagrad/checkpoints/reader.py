@@ -21,23 +21,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
-from torch.serialization import _get_layout
 
-from matrix_adagrad.torch_private import set_element
+from matrix_adagrad.torch_private import called_by_metadata, set_element, storage_record
 
 __all__ = ["UnsafeCheckpointError", "load", "needed_files", "saved_names"]
 
 BUILT = (  # by the pickle, field by field
     *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties),
     *(metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
-    filesystem._StorageInfo,
+    storage_record(),
 )
 CALLED: dict[
     tuple[str, str], Callable[..., Any]
 ] = {  # with plain arguments; a path says where the checkpoint was made, and is not opened
     ("torch", "Size"): torch.Size,
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
-    ("torch.serialization", "_get_layout"): _get_layout,
+    **called_by_metadata(),
     **{
         (module, name): pathlib.PurePath
         for module in ("pathlib", "pathlib._local")

@@ -66,7 +66,8 @@ def add(commands: Any) -> None:
         "  matrix-adagrad advise --demo movielens\n"
         "  matrix-adagrad advise my_package.training:task --steps 500\n"
         "  matrix-adagrad advise train.py:task --family adagrad\n"
-        "\nWrites plan.json, advice.json (all numbers) and advice.html (the same as a page).\n\n"
+        "\nWrites plan.json, advice.json (all numbers) and advice.html (the same as a page). If nothing was\n"
+        "learned, there is no plan.json.\n\n"
         "exit code: 0 if there is a plan, 1 if there is none, 2 if the command line or the task is wrong,\n"
         f"{INCOMPLETE} if there is a plan, but packages for the page are missing, 130 after Ctrl-C",
     )
@@ -80,12 +81,17 @@ def add(commands: Any) -> None:
     )
     what.add_argument("--demo", choices=DEMOS, metavar="NAME", help=f"a built-in task: {', '.join(DEMOS)}")
     parser.add_argument(
-        "--steps", type=_in(ALLOWED_STEPS), help=f"steps per run, 16 or more (default: {STEPS}; lm: 64)"
+        "--steps", type=_in(ALLOWED_STEPS), help=f"steps of the longest runs, 16 or more (default: {STEPS}; lm: 64)"
+    )
+    parser.add_argument(
+        "--length",
+        type=positive,
+        help="steps of your training run, if they are too many to race: the learning rate is extrapolated",
     )
     parser.add_argument(
         "--seeds", type=_in(ALLOWED_SEEDS), help=f"runs of each candidate, 2 to 15 (default: {SEEDS}; lm: 3)"
     )
-    parser.add_argument("--family", choices=FAMILIES, help=f"try this update rule only (default: {', '.join(RACED)})")
+    parser.add_argument("--family", choices=FAMILIES, help="try this update rule only (default: all)")
     add_threads(parser)
     parser.add_argument("--out", type=Path, default=Path("advice"), help="the folder to write to (default: advice)")
     add_json(parser)
@@ -104,7 +110,9 @@ def run(options: argparse.Namespace) -> int:
             raise AdvisorError(problem)
         task = _demo(demo) if demo else _task(options.function)
         with contextlib.closing(terminal.StepProgress(sys.stderr)) as progress:
-            advice = advice_on(task, families=families, steps=steps, seeds=seeds, progress=progress)
+            advice = advice_on(
+                task, families=families, steps=steps, length=options.length, seeds=seeds, progress=progress
+            )
         try:
             written = save(advice, options.out)
         finally:  # the race was long: show its result even if it cannot be saved
@@ -114,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
         return 2 if isinstance(error, TypeError | ValueError) else 1
     if not options.json:
         print("\nwritten: " + ", ".join(map(str, written)))
-    return 0
+    return 0 if advice.plan else 1
 
 
 def _demo(demo: Demo) -> Task:
@@ -125,9 +133,13 @@ def _demo(demo: Demo) -> Task:
 
 
 def save(advice: Advice, out: Path) -> list[Path]:
-    """Write the plan, all numbers, and the page if its packages are installed."""
+    """Write the plan if there is one, all numbers, and the page if its packages are installed."""
+    plan = out / "plan.json"
     try:
-        written = [advice.plan.save(out / "plan.json"), write(out / "advice.json", advice.to_json())]
+        written = [advice.plan.save(plan)] if advice.plan else []
+        if not advice.plan:
+            plan.unlink(missing_ok=True)  # an earlier run's
+        written.append(write(out / "advice.json", advice.to_json()))
     except OSError as error:
         raise AdvisorError(f"{out} cannot be written: {error.strerror}; the plan is\n{advice.plan}") from None
     if PAGE.missing:

@@ -37,9 +37,9 @@ def cores() -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number, at least 1."""
+    """An integer ≥ 1."""
     if not text.lstrip("+-").isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number and must be at least 1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be an integer ≥ 1, got {text}")
     return int(text)
 
 

@@ -64,7 +64,7 @@ def _licence() -> str:
     files = [folder / name for folder in folders for name in ("LICENSE.txt", "LICENSE")]
     for file in filter(Path.is_file, files):
         return file.read_text("utf-8", errors="replace")
-    raise FileNotFoundError(f"there is none of {', '.join(map(str, files))}")
+    raise FileNotFoundError(f"found none of {', '.join(map(str, files))}")
 
 
 def _principles() -> str:

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry.squares import wide_dtype
+from matrix_adagrad.geometry.squares import sum_squares, wide_dtype
 
 if TYPE_CHECKING:
     from matrix_adagrad.geometry.partitions import Partition
 
-__all__ = ["Diagonal", "Geometry", "Shape", "Unscaled", "quotient", "root"]
+__all__ = ["Diagonal", "Geometry", "Shape", "Unscaled", "quotient", "root", "shared_dims"]
 
 Shape = Sequence[int]
 
@@ -62,6 +62,24 @@ class Geometry(ABC):
         """The partitions whose sums of squares are the statistics, in their order; none if they are something else."""
         return ()
 
+    def measure_part(self, g: Tensor, *statistics: Tensor) -> tuple[Tensor, ...]:
+        """`measure` for a gradient in the shape `cut`, or for one rank's part of it, with the statistics that it joins.
+
+        >>> import torch
+        >>> from matrix_adagrad import Blocks
+        >>> Blocks(rows=2).measure_part(torch.ones(2, 3, 5), torch.zeros(2, 1, 1))[0].flatten()
+        tensor([15., 15.])
+        """
+        return self.measure(g)
+
+    def cut(self, shape: Shape) -> tuple[int, ...]:
+        """The shape that a tensor of this shape is viewed in for its statistics to broadcast against it."""
+        return tuple(shape)
+
+    def viewed(self, shape: Shape) -> Geometry:
+        """The same geometry for a tensor of this shape that is viewed in the shape `cut` already."""
+        return self
+
     @property
     def every(self) -> int:
         """After how many steps `derive` is called again. At 1, what it returns is not kept."""
@@ -73,11 +91,11 @@ class Geometry(ABC):
         return ()
 
     def derived_shapes(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
-        """The shape of each."""
+        """The shape of each derived tensor."""
         return ()
 
     def derive(self, *statistics: Tensor) -> tuple[Tensor, ...]:
-        """What takes long to compute, and need not be exact in every step, such as a root."""
+        """What is expensive to compute and need not be up to date in every step, such as a root."""
         return ()
 
     @abstractmethod
@@ -101,6 +119,14 @@ class Geometry(ABC):
     def scale(self, *statistics: Tensor) -> Tensor:
         """The scale s of each entry, at least 0, in a shape that broadcasts against the tensor."""
         self._lacks("diagonal metric")
+
+    def spread(self, scale: Tensor, shape: Shape) -> Tensor:
+        """The result of `scale`, in a shape that broadcasts against a tensor of this shape."""
+        return scale
+
+    def has_scales_by_row(self, shape: Shape) -> bool:
+        """Whether every row ``x[i]`` has scales of its own, which its own statistics determine."""
+        return False
 
     @property
     def transpose(self) -> Geometry:
@@ -142,7 +168,7 @@ class Geometry(ABC):
     def check_fits(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> None:
         """Raise an error that names the tensor if one of this shape and dtype cannot be measured.
 
-        The methods are tried on a tensor without values, so that a mistake in one shows before anything moves.
+        The methods are tried on a meta tensor, so that a mistake in one shows before anything moves.
         """
         own = self.on(shape)
         if own is not self:
@@ -150,7 +176,7 @@ class Geometry(ABC):
             return
         try:
             self._try(tuple(shape), wide_dtype(dtype))
-        except NotImplementedError:  # by torch, for tensors without values
+        except NotImplementedError:  # by torch, for meta tensors
             return
         except Exception as error:
             raise ValueError(f"{name}, of shape {tuple(shape)}, does not fit its geometry: {error}") from error
@@ -191,7 +217,7 @@ class Geometry(ABC):
 
     @property
     def norm_partition(self) -> Partition:
-        """The partition whose norm is this one's, or the least above it."""
+        """The partition whose norm equals this one, or is its tightest upper bound."""
         self._lacks("norm that one of blocks bounds")
 
     def dual_norm(self, x: Tensor) -> Tensor:
@@ -201,7 +227,7 @@ class Geometry(ABC):
     def steepest(self, x: Tensor, floor: float = 0.0) -> Tensor:
         """The direction of steepest descent: the point with `norm` at most 1 that maximizes ⟨X, ·⟩.
 
-        A positive ``floor`` shortens it where x has died away, in comparison with the rest of x.
+        A positive ``floor`` shortens it where x is small compared with the rest of x.
         """
         self._lacks("direction of steepest descent")
 
@@ -270,6 +296,11 @@ class Diagonal(Geometry):
     def measure(self, g: Tensor) -> tuple[Tensor, ...]:
         return tuple([partition.statistic(g) for partition in self.partitions])
 
+    def measure_part(self, g: Tensor, *statistics: Tensor) -> tuple[Tensor, ...]:
+        if type(self).measure is not Diagonal.measure or any(v.dim() != g.dim() for v in statistics):
+            return self.measure(g)
+        return tuple([sum_squares(g, shared_dims(g, v)) for v in statistics])
+
     @abstractmethod
     def scale(self, *statistics: Tensor) -> Tensor:
         """The scale s of each entry, at least 0, in a shape that broadcasts against the tensor.
@@ -290,9 +321,16 @@ class Diagonal(Geometry):
 
         return Entry()
 
-    def spread(self, statistic: Tensor, shape: Shape) -> Tensor:
-        """The result of `scale`, in a shape that broadcasts against a tensor of this shape."""
-        return statistic
+    def has_scales_by_row(self, shape: Shape) -> bool:
+        if not shape:
+            return False
+        rows, more = shape[0], (2 * shape[0], *shape[1:])  # which would have more scales
+        pairs = list(zip(self.statistic_shapes(shape), self.statistic_shapes(more), strict=True))
+        if any(len(own) != len(self.cut(shape)) for own, _ in pairs):
+            return False
+        sizes = {(own[0], of_more[0]) for own, of_more in pairs}
+        shared = {(1, 1)} if self.partitions else set()  # blocks that contain all rows
+        return (rows, 2 * rows) in sizes and sizes <= {(rows, 2 * rows), *shared}
 
     def precondition(self, direction: Tensor, lr: float | Tensor, eps: float, *statistics: Tensor) -> Tensor:
         return quotient(lr, self.scale(*statistics) + eps) * direction
@@ -303,7 +341,7 @@ class Diagonal(Geometry):
 
 @functools.lru_cache(maxsize=1 << 10)
 def _scales_by_entry(geometry: Diagonal, shape: tuple[int, ...]) -> bool:
-    """Whether the scale of an entry depends on the statistics of its own blocks alone. It is tried on a few numbers."""
+    """Whether the scale of an entry depends on the statistics of its own blocks alone: tested on samples."""
     few = [min(size, 3) for size in shape]
     statistics = []
     for i, sizes in enumerate([[min(size, 3) for size in own] for own in geometry.statistic_shapes(shape)]):
@@ -317,6 +355,11 @@ def _scales_by_entry(geometry: Diagonal, shape: tuple[int, ...]) -> bool:
             if not torch.allclose(geometry.scale(*part).broadcast_to(own.shape), own):
                 return False
     return True
+
+
+def shared_dims(x: Tensor, statistic: Tensor) -> tuple[int, ...]:
+    """The dimensions of ``x`` along which entries share a scale."""
+    return tuple([d for d, size in enumerate(statistic.shape) if size != x.shape[d]])
 
 
 def root(v: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ Side = Literal["row", "column", "smaller"]
 
 
 class RootWarning(UserWarning):
-    """A matrix root could not be computed, and its diagonal was taken instead."""
+    """The root of a metric could not be computed, and that of its diagonal was taken instead."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,8 +38,8 @@ class Full(Geometry):
     Tensors of more than two dimensions are batches of matrices. Vectors and scalars are scaled entry by entry.
 
     The metric needs an eigendecomposition, whose cost is of the order k³. Eigenvalues below the rounding error of the
-    largest one count as that error. Where a decomposition fails, a `RootWarning` says so, and that step takes the
-    metric's diagonal.
+    largest one count as that error. Where a matrix has no decomposition, because its products overflowed or by failure
+    of the algorithm, a `RootWarning` says so, and the metric's diagonal is taken until the next decomposition.
 
     Args:
         side: ``"row"`` for H on the left, m×m; ``"column"`` for H on the right, n×n; ``"smaller"`` for the smaller one.
@@ -135,19 +135,27 @@ class Full(Geometry):
     def derive(self, *statistics: Tensor) -> tuple[Tensor, ...]:
         """The eigenvalues of H and its eigenvectors."""
         (products,) = statistics
-        try:
-            values, vectors = torch.linalg.eigh(products)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            warnings.warn(
-                f"{self!r}: no eigendecomposition of a {products.shape[-1]}×{products.shape[-1]} metric; its diagonal "
-                "is taken for this step. Are there infinite gradients?",
-                RootWarning,
-                stacklevel=2,
-            )
-            values = products.diagonal(dim1=-2, dim2=-1).real
-            return values.clamp(min=0).sqrt(), torch.eye(values.shape[-1]).to(products).expand_as(products)
+        values, vectors = _eigh(products)
+        found = values.isfinite().all(-1)  # infinite products may also raise no error
+        self._warn_unless(found, products)
         rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp(min=0)
-        return torch.maximum(values, rounding).sqrt(), vectors
+        diagonal = products.diagonal(dim1=-2, dim2=-1).real
+        values = torch.where(found[..., None], torch.maximum(values, rounding), diagonal.clamp(min=0))
+        identity = torch.eye(values.shape[-1]).to(products)
+        return values.sqrt(), torch.where(found[..., None, None], vectors, identity)
+
+    def _warn_unless(self, found: Tensor, products: Tensor) -> None:
+        is_readable = type(products) is Tensor and not products.is_meta  # a compiled step warns of nothing
+        if torch.compiler.is_compiling() or not is_readable or found.all():
+            return
+        warnings.warn(
+            f"{self!r}: no eigendecomposition of {found.numel() - int(found.sum())} of {found.numel()} "
+            f"{products.shape[-1]}×{products.shape[-1]} metrics; the diagonal is taken "
+            f"{'for this step' if self.every == 1 else f'until the next one, after {self.every} steps'}. "
+            "Are there gradients whose squares are infinite?",
+            RootWarning,
+            stacklevel=3,
+        )
 
     def _decomposed(self, statistics: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         roots, vectors = statistics[1:] if len(statistics) > 1 else self.derive(*statistics)
@@ -169,6 +177,18 @@ class Full(Geometry):
         padding = blocks * size - matrix.shape[-2]
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, padding)) if padding else matrix
         return matrix.reshape(*x.shape[:-2], blocks, size, matrix.shape[-1])
+
+
+def _eigh(products: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues and eigenvectors of each matrix of a batch, and NaN where they cannot be computed."""
+    try:
+        values, vectors = torch.linalg.eigh(products)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        if products.dim() == 2:  # the others of a batch are not to blame
+            return torch.full_like(products[0], torch.nan), torch.full_like(products, torch.nan)
+        decomposed = [_eigh(matrix) for matrix in products]
+        values, vectors = (torch.stack(part) for part in zip(*decomposed, strict=True))
+    return values, vectors
 
 
 torch.serialization.add_safe_globals([Full])  # for wrappers that save parameter groups as they are

@@ -27,7 +27,7 @@ _CLASSES: dict[str, Any] = {
 def as_geometry(geometry: Geometry | str) -> Geometry:
     """Turn a name into a geometry: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, ``"factored"``, ``"spectral"``.
 
-    So do the texts that a geometry of this package is printed as. A geometry is returned as it is.
+    The text that a geometry of this package prints as works too. A geometry is returned unchanged.
 
     >>> as_geometry("row"), as_geometry("batched(column)"), as_geometry("Blocks(rows=3)")
     (Row(), Batched(Column()), Blocks(rows=3))

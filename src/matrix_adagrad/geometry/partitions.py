@@ -53,6 +53,9 @@ class Partition(Diagonal):
         """The shape of `view`: ``shape``, with dimensions split where a block spans only part of one."""
         return tuple(shape)
 
+    def viewed(self, shape: Shape) -> Partition:
+        return self if len(self.cut(shape)) == len(shape) else _Viewed(self.dims(shape), self)
+
     @property
     def partitions(self) -> tuple[Partition, ...]:
         return (self,)
@@ -136,8 +139,8 @@ class Partition(Diagonal):
             parts.append(own)
         return parts
 
-    def spread(self, statistic: Tensor, shape: Shape) -> Tensor:
-        """A statistic, reshaped to broadcast against a tensor of this shape itself, not only against its `view`.
+    def spread(self, scale: Tensor, shape: Shape) -> Tensor:
+        """Scales, or a statistic, reshaped to broadcast against a tensor of this shape itself, not just its `view`.
 
         >>> import torch
         >>> Blocks(rows=2).spread(torch.tensor([[[1.0]], [[2.0]]]), (4, 3)).flatten()
@@ -145,14 +148,14 @@ class Partition(Diagonal):
         """
         cut = self.cut(shape)
         if len(cut) == len(shape):
-            return statistic
+            return scale
         expanded: list[int] = []
         sizes = []
         for size, own in zip(shape, self.parts(shape), strict=True):
-            varies = any(statistic.shape[part] > 1 for part in own)
+            varies = any(scale.shape[part] > 1 for part in own)
             expanded += [cut[part] if varies else 1 for part in own]
             sizes.append(size if varies else 1)
-        return statistic.expand(expanded).reshape(sizes)
+        return scale.expand(expanded).reshape(sizes)
 
     def sharded_as(self, shape: Shape) -> tuple[Partition, ...]:
         return (self,)
@@ -216,6 +219,28 @@ class Partition(Diagonal):
     def steepest_rms(self, shape: Shape) -> float:
         """The root mean square of the entries of `steepest`: 1/√n for blocks of n entries."""
         return 1 / math.sqrt(max(1, self.members(shape)))
+
+
+@dataclass(frozen=True)
+class _Viewed(Partition):
+    """The blocks of a partition in a tensor that is viewed in its shape `cut` already."""
+
+    inside: tuple[int, ...]
+    partition: Partition
+
+    def dims(self, shape: Shape) -> tuple[int, ...]:
+        return self.inside
+
+    def scale(self, *statistics: Tensor) -> Tensor:
+        return self.partition.scale(*statistics)
+
+    @property
+    def has_root_scale(self) -> bool:
+        return self.partition.has_root_scale
+
+    @property
+    def transpose(self) -> Partition:
+        self._lacks("transpose")
 
 
 def floored(squares: Tensor, floor: float | Tensor) -> Tensor:

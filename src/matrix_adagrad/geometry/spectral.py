@@ -32,8 +32,8 @@ class Spectral(Unscaled):
     Args:
         steps: the number of iterations. ``None`` takes the exact polar factor, by a singular value decomposition.
         coefficients: a, b, c.
-        dtype: of the iterations. ``None`` takes float32 on a CPU, which may be slow at products of bfloat16 or not have
-            them, and bfloat16 elsewhere. `torch.optim.Muon` takes bfloat16 everywhere. Double precision and complex
+        dtype: of the iterations. ``None`` takes float32 on a CPU, where bfloat16 matrix products may be slow or
+            missing, and bfloat16 elsewhere. `torch.optim.Muon` takes bfloat16 everywhere. Double precision and complex
             numbers stay as they are.
 
     Example:

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from matrix_adagrad.bags import EmbeddingBag
 from matrix_adagrad.geometry import Row, as_partition
-from matrix_adagrad.interop.migration import NOT_THERE, check_kind, load_states, mean_statistic, refuse, regroup, steps
+from matrix_adagrad.interop.migration import (
+    OPTIONS_THEY_LACK,
+    check_kind,
+    load_states,
+    mean_statistic,
+    refuse,
+    regroup,
+    steps,
+)
 from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
 from matrix_adagrad.optim.state import STEP
 
@@ -233,7 +241,7 @@ class _Found(NamedTuple):
 def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
     """The options for FBGEMM, with the mean. Raises an error for anything it does not support."""
     shape, geometry, betas = tuple(weight.shape), as_partition(group["geometry"]), group.get("betas")
-    refuse(group, {**NOT_THERE, "maximize": "negate the loss", "nesterov": "it has plain momentum"}, "FBGEMM")
+    refuse(group, {**OPTIONS_THEY_LACK, "maximize": "negate the loss", "nesterov": "it has plain momentum"}, "FBGEMM")
     if betas and not group["bias_correction"]:
         raise ValueError("bias_correction=False cannot be carried over to FBGEMM: its Adam corrects both averages")
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):

@@ -30,7 +30,7 @@ from matrix_adagrad.optim.step.config import Reduction
 from matrix_adagrad.optim.step.update import is_sharded
 
 __all__ = [
-    "NOT_THERE",
+    "OPTIONS_THEY_LACK",
     "check_kind",
     "groups_from",
     "groups_to",
@@ -45,11 +45,11 @@ __all__ = [
 Group = Mapping[str, Any]
 
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # schedulers keep the other three in groups
-_NOT_HERE = {
+_OPTIONS_WE_LACK = {
     "lr_decay": "use a scheduler, LambdaLR(optimizer, lambda t: 1 / (1 + lr_decay * t)), and lr_decay=0",
     "differentiable": "its state belongs to an autograd graph; create a new optimizer",
 }
-NOT_THERE = {
+OPTIONS_THEY_LACK = {
     "domain": "it never projects; remove the domain from the group, if the run may leave it",
     "capturable": "set it to False in the group",
     "momentum_dtype": "its averages are as wide as its parameters; set it to None in the group",
@@ -107,8 +107,8 @@ def _members(param: Tensor, geometry: Partition) -> int:
 def groups_from(optimizer: Optimizer, geometry: Geometry, reduction: Reduction) -> Iterator[dict[str, Any]]:
     """Convert the groups of another optimizer, which uses the mean, to groups of `MatrixAdaGrad`."""
     for group in optimizer.param_groups:
-        refuse(group, _NOT_HERE, "matrix-adagrad")
-        own = {key: value for key, value in group.items() if key not in _NOT_HERE}
+        refuse(group, _OPTIONS_WE_LACK, "matrix-adagrad")
+        own = {key: value for key, value in group.items() if key not in _OPTIONS_WE_LACK}
         yield from regroup({**own, "geometry": geometry, "reduction": "mean"}, reduction)
 
 
@@ -132,7 +132,7 @@ def groups_to(peer: str, optimizer: MatrixAdaGrad, options: Collection[str]) -> 
     foreign = set(optimizer.defaults) - set(options)
     groups = []
     for group in optimizer.param_groups:
-        refuse(group, NOT_THERE, peer)
+        refuse(group, OPTIONS_THEY_LACK, peer)
         as_partition(group["geometry"])  # the others have no statistics of two kinds, nor matrices of them
         if group["weight_decay"] != 0:
             refuse(group, {"decoupled_weight_decay": "set weight_decay=0, and decay by hand before each step"}, peer)

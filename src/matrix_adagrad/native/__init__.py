@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +37,32 @@ DTYPES = {dtype: i for i, dtype in enumerate((torch.float32, torch.float64, torc
 # A table with a sparse gradient must have fewer rows: a row and its position share 64 bits.
 MOST_ROWS = 1 << 32
 
-# The version of the functions' interface, and the fields of the struct `tensor` of kernels.h.
+# The version of the functions' interface.
 INTERFACE = 3
-ARRAY = ("data", "batch", "outer", "inner")
-TENSOR = (
-    *(f"{array}.{part}" for array in ("x", "g", "average", "statistic") for part in ARRAY),
-    *("outer", "inner", "kind", "dtype", "step", "step_is_f64", "index", "nnz"),
-    *("divisor", "sums", "stream", "offsets", "bags", "touched", "matrices"),
-    *(f"{array}.{part}" for array in ("columns", "whole") for part in ARRAY),
-    *("columns_divisor", "whole_divisor", "combine"),
-)
 
-# The types of fields in C, and their characters in the formats of `struct`. Each has 8 bytes.
-_FORMATS = {"double": "d", "int64_t": "q", "uint64_t": "Q", "pointer": "q"}
+# The fields of the struct `tensor` of kernels.h, and their types.
+_ARRAYS = {"data": "pointer", "batch": "int64_t", "outer": "int64_t", "inner": "int64_t"}
+TENSOR = {
+    **{f"{array}.{part}": of for array in ("x", "g", "average", "statistic") for part, of in _ARRAYS.items()},
+    **dict.fromkeys(("outer", "inner", "kind", "dtype"), "int64_t"),
+    "step": "pointer",
+    "step_is_f64": "int64_t",
+    "index": "pointer",
+    "nnz": "int64_t",
+    "divisor": "int64_t",
+    "sums": "pointer",
+    "stream": "uint64_t",
+    "offsets": "pointer",
+    "bags": "int64_t",
+    "touched": "pointer",
+    "matrices": "int64_t",
+    **{f"{array}.{part}": of for array in ("columns", "whole") for part, of in _ARRAYS.items()},
+    **dict.fromkeys(("columns_divisor", "whole_divisor", "combine"), "int64_t"),
+}
+
+# Those of the struct `config` of update.h: the configuration of an update says what they are.
+_config: dict[str, str] = {}
+_FORMATS = {"double": "d", "int64_t": "q", "uint64_t": "Q"}  # of `struct`
 
 # The two halves of a step. They run separately if parts of a block are on other machines.
 READ, MOVE = 1, 2
@@ -96,8 +109,8 @@ def load() -> ctypes.CDLL:
     library.matrix_adagrad_fields.restype, library.matrix_adagrad_fields.argtypes = ctypes.c_char_p, [ctypes.c_int64]
     if (found := library.matrix_adagrad_interface()) != INTERFACE:
         raise OSError(f"it belongs to another version, with interface {found} instead of {INTERFACE}: reinstall")
-    _check_fields("config", sorted(_expected_config), sorted(_fields(library, 0)))
-    _check_fields("tensor", TENSOR, _fields(library, 1))
+    for i, (name, expected) in enumerate({"config": _config, "tensor": TENSOR}.items()):
+        _check_fields(name, expected, library.matrix_adagrad_fields(i).decode())
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures = {
         "step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, number, pointer, number]),
@@ -112,33 +125,24 @@ def load() -> ctypes.CDLL:
     return library
 
 
-_expected_config: set[str] = set()
+def expect_config(fields: Mapping[str, str]) -> None:
+    """Say which fields the struct `config` must have, in order, with their types in C. This is checked on loading."""
+    _config.update(fields)
 
 
-def expect_config(names: Iterable[str]) -> None:
-    """Say which fields the struct `config` must have, by their names in Python. This is checked on loading."""
-    _expected_config.update(names)
-
-
-def _check_fields(name_of_struct: str, expected: Iterable[str], found: Iterable[str]) -> None:
-    for name, own in itertools.zip_longest(expected, found, fillvalue="no field"):
-        if name != own:
-            raise OSError(f"it belongs to another version: its {name_of_struct} has {own}, not {name}: reinstall")
-
-
-def _fields(library: ctypes.CDLL, which: int) -> dict[str, str]:
-    fields = dict(field.split(":") for field in library.matrix_adagrad_fields(which).decode().split())
-    for name, type_ in fields.items():
-        if type_ not in _FORMATS:
-            raise OSError(f"it belongs to another version: its {name} has type {type_}: reinstall")
-    return {name: _FORMATS[type_] for name, type_ in fields.items()}
+def _check_fields(name_of_struct: str, expected: Mapping[str, str], described: str) -> None:
+    """Compare the fields that Python packs with the library's own description, ``name:type name:type …``."""
+    found = [field.split(":") for field in described.split()]
+    for own, needed in itertools.zip_longest(found, map(list, expected.items())):
+        if own != needed:
+            own, needed = (" ".join(reversed(field or ["no field"])) for field in (own, needed))
+            raise OSError(f"it belongs to another version: its {name_of_struct} has {own}, not {needed}: reinstall")
 
 
 @functools.cache
 def _config_format() -> tuple[dict[str, type[float]], Callable[..., bytes]]:
-    fields = _fields(load(), 0)
-    types = {name: float if char == "d" else int for name, char in fields.items()}
-    return types, struct.Struct("".join(fields.values())).pack
+    types = {name: float if type_ == "double" else int for name, type_ in _config.items()}
+    return types, struct.Struct("".join(_FORMATS[type_] for type_ in _config.values())).pack
 
 
 def pack_config(numbers: Mapping[str, Any]) -> bytes:

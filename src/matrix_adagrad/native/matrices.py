@@ -13,7 +13,7 @@ import math
 import sys
 from typing import NamedTuple
 
-__all__ = ["PER_ENTRY", "Layout", "NotCoveredError", "StepKind", "factored_layout", "matrix_layout"]
+__all__ = ["PER_ENTRY", "MatrixLayout", "NotCoveredError", "StepKind", "factored_layout", "matrix_layout"]
 
 # enum kind of kernels.h: which entries share a scale
 PER_OUTER, PER_INNER, PER_ENTRY, PER_TENSOR, PER_BOTH = range(5)
@@ -32,7 +32,7 @@ class NotCoveredError(Exception):
     """The kernels do not cover a tensor, for the reason given."""
 
 
-class Layout(NamedTuple):
+class MatrixLayout(NamedTuple):
     """A tensor as a matrix, or as a batch of matrices."""
 
     strides: tuple[tuple[int, ...], ...]  # from matrix to matrix, outer and inner: of x, g, average and statistics
@@ -56,16 +56,18 @@ class _Dim(NamedTuple):
 @functools.lru_cache(maxsize=1 << 14)
 def matrix_layout(
     shape: tuple[int, ...], blocks: tuple[int, ...], strides: tuple[tuple[int, ...], ...], kind_of_step: StepKind
-) -> Layout:
+) -> MatrixLayout:
     """A tensor as a `_matrix`. The strides are those of x, g, average and statistic."""
     spans = _spans(shape, strides)
     *numbers, outer, inner, kind = _matrix(shape, blocks, strides, kind_of_step)
     pairs = zip(numbers[::2], numbers[1::2], strict=True)
-    return Layout(tuple((0, *pair) for pair in pairs), outer, inner, kind, *spans)
+    return MatrixLayout(tuple((0, *pair) for pair in pairs), outer, inner, kind, *spans)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def factored_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], kind_of_step: StepKind) -> Layout:
+def factored_layout(
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], kind_of_step: StepKind
+) -> MatrixLayout:
     """A batch of matrices with statistics of rows, columns and perhaps wholes, whose strides come last."""
     spans, (m, n) = _spans(shape, strides), shape[-2:]
     x, row, column = strides[0], *strides[3:5]
@@ -89,7 +91,7 @@ def factored_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
     ]
     if is_transposed:  # the statistic of the outer dimension comes first
         own[3], own[4] = own[4], own[3]
-    return Layout(tuple(own), *sizes, PER_BOTH, *spans, matrices, is_transposed)
+    return MatrixLayout(tuple(own), *sizes, PER_BOTH, *spans, matrices, is_transposed)
 
 
 def _spans(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> tuple[int, int]:

@@ -2,15 +2,8 @@
 
 from matrix_adagrad.online.bounds import Inequality, RegretTerms, TradeOff
 from matrix_adagrad.online.data_streams import EntryStream, ExampleStream
-from matrix_adagrad.online.games import (
-    Adversarial,
-    Completion,
-    Game,
-    Hinge,
-    Linear,
-    Logistic,
-    Motivating,
-)
+from matrix_adagrad.online.games import Completion, Game, Hinge, Logistic
+from matrix_adagrad.online.linear_games import Adversarial, GivenGradients, Linear, Motivating
 from matrix_adagrad.online.meter import RegretMeter
 from matrix_adagrad.online.mirror_descent import AdaGrad, Fixed, MirrorDescent, Scheme
 from matrix_adagrad.online.proximal import ColumnWise, Proximal, RowWise, Scaled, Vectorised
@@ -26,6 +19,7 @@ __all__ = [
     "ExampleStream",
     "Fixed",
     "Game",
+    "GivenGradients",
     "Hinge",
     "Inequality",
     "Linear",

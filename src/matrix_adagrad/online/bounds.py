@@ -121,17 +121,36 @@ def _of_blocks(run: RegretTerms, roots: Tensor) -> Iterator[Inequality]:
     yield Inequality("regret ≤ trace form, terminal metric (a = 2)", "§4.1", regret, trace_form + eta * run.terminal)
     yield Inequality("Σ‖G_t‖²_{H_t⁻¹} ≤ 2 Σ‖G_t‖²_{H_T⁻¹}", "Cor. 2", run.dual, 2 * run.terminal)
     yield Inequality("2 Σ‖G_t‖²_{H_T⁻¹} ≤ 2 Σ_b √V_b", "Cor. 2", 2 * run.terminal, 2 * total)
+    conditions = tuple(_conditions(run, roots))
+    is_guaranteed = any(condition.holds for condition in conditions)
     place, bound = theorem(run.geometry), (square / (2 * eta) + eta) * total
-    absorbed = Inequality("the stabilizer is absorbed: Δ² m δ ≤ 2 B_T", "§4.2", stabilizer, 2 * run.last, True)
-    yield Inequality("regret ≤ (Δ²/2η + η) Σ_b √V_b", place, regret, bound, is_guaranteed=absorbed.holds)
+    yield Inequality("regret ≤ (Δ²/2η + η) Σ_b √V_b", place, regret, bound, is_guaranteed=is_guaranteed)
     yield Inequality("the same, with the stabilizer's term", place, regret, bound + stabilizer / (2 * eta))
     if run.is_theory:
         bound = math.sqrt(2) * run.diameter * total
-        yield Inequality("regret ≤ √2 D Σ_b √V_b", place, regret, bound, is_guaranteed=absorbed.holds)
-    yield absorbed
+        yield Inequality("regret ≤ √2 D Σ_b √V_b", place, regret, bound, is_guaranteed=is_guaranteed)
+    yield from conditions
+
+
+def _conditions(run: RegretTerms, roots: Tensor) -> Iterator[Inequality]:
+    r"""The conditions on δ. Each is sufficient for Theorems 1 and 2, and none is necessary.
+
+    The paper's two need X_{T+1}; App. E's implies §4.2's. The others need only what the theorems name. They follow from
+    the trace form with the terminal metric: there, the stabilizer costs a block :math:`\delta\Delta^2 / 2\eta`, and it
+    saves :math:`\eta\delta \sqrt{V_b} / s_{T,b}` of the gradients' cost. The third is that the savings cover the costs;
+    the fourth is that they do so in each block, and implies the third.
+    """
+    square, blocks, lengths = run.distance**2, roots.numel(), 2 * run.eta**2
+    absorbed = "the stabilizer is absorbed: Δ² m δ ≤ 2 B_T"
+    yield Inequality(absorbed, "§4.2", square * blocks * run.delta, 2 * run.last, is_condition=True)
     if not math.isnan(run.absorbed) and square > 0:
-        limit = run.absorbed / (roots.numel() * square)
-        yield Inequality("δ is small enough", "App. E", run.delta, limit, is_condition=True)
+        limit = run.absorbed / (blocks * square)
+        yield Inequality("δ ≤ Σ_b √V_b ‖(X* - X_{T+1})_b‖² / m Δ²", "App. E", run.delta, limit, is_condition=True)
+    savings = float((roots / (roots + run.delta)).mean())
+    yield Inequality("Δ²/2η² ≤ mean of √V_b / (√V_b + δ)", "extends App. E", square / lengths, savings, True)
+    if square > 0:
+        limit = float((roots * (lengths / square - 1)).min())
+        yield Inequality("δ ≤ √V_b (2η²/Δ² - 1) for every b", "extends App. E", run.delta, limit, is_condition=True)
 
 
 def _of_entries(run: RegretTerms, roots: Tensor) -> Iterator[Inequality]:
@@ -158,18 +177,23 @@ def _of_entries(run: RegretTerms, roots: Tensor) -> Iterator[Inequality]:
 class TradeOff:
     r"""The two opposing terms of the bound for each block, as a function of its scale (§4.2).
 
-    .. math:: R_b(s) = \frac{\Delta^2}{2\eta}\, s + \frac{\eta a}{2 \lambda}\, \frac{V_b}{s}, \qquad a = 2,\ \lambda = 1
+    .. math:: R_b(s) = \frac{\Delta^2}{2\eta}\, s + \frac{\eta a}{2 \lambda}\, \frac{V_b}{s}, \qquad \lambda = 1
+
+    AdaGrad's metric grows, and a = 2 (Cor. 2). A metric that stays the same has a = 1, and then the scales `optimal`
+    are those of the best proximal function in hindsight.
     """
 
     squares: Tensor  # V_b
     used: Tensor  # s_{T,b}
     distance: float
     eta: float
+    a: float = 2.0
 
     @property
     def optimal(self) -> Tensor:
         """The scale that minimises each block's bound: η √(a/λ) √V_b / Δ."""
-        return self.eta * math.sqrt(2) * self.squares.sqrt() / torch.tensor(self.distance, dtype=self.squares.dtype)
+        distance = torch.tensor(self.distance, dtype=self.squares.dtype)
+        return self.eta * math.sqrt(self.a) * self.squares.sqrt() / distance
 
     def growing(self, scale: Tensor) -> Tensor:
         """The term that grows with the scale: the cost of the geometry's evolution."""
@@ -177,7 +201,7 @@ class TradeOff:
 
     def falling(self, scale: Tensor) -> Tensor:
         """The term that falls with the scale: the gradients' cost."""
-        return torch.where(self.squares > 0, self.eta * self.squares / scale, 0)
+        return torch.where(self.squares > 0, self.eta * self.a / 2 * self.squares / scale, 0)
 
     def bound(self, scale: Tensor) -> Tensor:
         """R_b(s) for each block."""
@@ -195,4 +219,4 @@ class TradeOff:
     @property
     def least(self) -> Tensor:
         """The minimum of each block's bound, Δ √(a/λ) √V_b."""
-        return self.distance * math.sqrt(2) * self.squares.sqrt()
+        return self.distance * math.sqrt(self.a) * self.squares.sqrt()

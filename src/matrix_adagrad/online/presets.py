@@ -24,7 +24,7 @@ from matrix_adagrad.online import (
     RegretMeter,
 )
 
-__all__ = ["GAMES", "LEARNERS", "GameConfig", "play"]
+__all__ = ["GAMES", "LEARNERS", "GameConfig", "game", "play"]
 
 GAMES = {
     "adversarial": "linear losses; each round an adversary charges for the norm of one row",
@@ -75,15 +75,16 @@ class GameConfig:
 
 def play(config: GameConfig, **how: Any) -> Regret:
     """Play the game. ``how`` is passed on to `RegretMeter.play`: a progress bar, a checkpoint, points of a curve."""
-    game = _game(config)
+    losses = game(config)
     learner = _GEOMETRIES.get(config.learner, config.learner)
-    start = torch.zeros(game.shape, dtype=torch.float64)
-    descent = MirrorDescent(start, learner, game.domain, delta=config.delta)
+    start = torch.zeros(losses.shape, dtype=torch.float64)
+    descent = MirrorDescent(start, learner, losses.domain, delta=config.delta)
     meter = RegretMeter(descent, bounds_for=("row", "column", "entry"))
-    return meter.play(game, config.rounds, exact=config.exact, **how)
+    return meter.play(losses, config.rounds, exact=config.exact, **how)
 
 
-def _game(config: GameConfig) -> Game:
+def game(config: GameConfig) -> Game:
+    """The game itself."""
     m, n, seed = config.m, config.n, config.seed
     if config.game.startswith("motivating-"):
         return Motivating(m, n, config.game.removeprefix("motivating-"), config.radius or 0.0)

@@ -45,8 +45,8 @@ class MatrixAdaGrad(MatrixOptimizer):
         stochastic_rounding: round bfloat16 parameters up or down at random, without bias, so that steps below half a
             unit in the last place are not lost. Wider dtypes are unaffected.
         maximize: maximize the objective instead of minimizing it.
-        foreach: run the step over lists of tensors. ``None`` does so where possible. It makes as many full passes over
-            memory, with fewer small operations.
+        foreach: run the step over lists of tensors, which takes fewer small operations but as many passes over memory.
+            ``None`` does so where possible.
         fused: run the step in native kernels, one call for all tensors of a group. ``None`` does so where the kernels
             apply: on a CPU, outside ``torch.compile``.
         capturable: keep ``state["step"]`` on the parameter's device and never read a value back from it.

@@ -110,7 +110,8 @@ class CombinedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_owners()
+        if not torch.compiler.is_compiling():  # which would take the parts' groups for these, by their number
+            self._check_owners()
         for part in self.optimizers:
             part.step()
         return loss
@@ -148,7 +149,9 @@ class CombinedOptimizer(Optimizer):
             saved, first = part.state_dict(), sum(len(group["params"]) for group in groups)
             numbers = {number for group in saved["param_groups"] for number in group["params"]}
             if more := [*(set(saved) - {"state", "param_groups"}), *(set(saved["state"]) - numbers)]:
-                raise ValueError(f"{type(part).__name__} saves {more} besides its parameters' state: save it apart")
+                raise ValueError(
+                    f"{type(part).__name__} saves {more} besides its parameters' state: save it separately"
+                )
             state |= {first + number: value for number, value in saved["state"].items()}
             groups += [
                 {**plain(group), "params": [first + number for number in group["params"]]}

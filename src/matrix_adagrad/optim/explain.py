@@ -50,12 +50,12 @@ def _bytes(state: Any) -> int:
     return sum(local(value).nbytes for value in tree_leaves(state) if isinstance(value, Tensor))
 
 
-class _Kept(NamedTuple):
+class _StateSize(NamedTuple):
     optimizer: str
     nbytes: int
 
 
-def _kept(make: Callable[[Choices], CombinedOptimizer], choices: Choices) -> list[_Kept]:
+def _state_sizes(make: Callable[[Choices], CombinedOptimizer], choices: Choices) -> list[_StateSize]:
     """Each parameter's optimizer and the bytes of its state, as made for such parameters on the meta device.
 
     Of a sharded parameter, the whole counts.
@@ -75,7 +75,7 @@ def _kept(make: Callable[[Choices], CombinedOptimizer], choices: Choices) -> lis
         for group in part.param_groups
         for param in group["params"]
     }
-    kept = {key: _Kept(names[twin.param], _bytes(optimizer.state.get(twin.param))) for key, twin in twins.items()}
+    kept = {key: _StateSize(names[twin.param], _bytes(optimizer.state.get(twin.param))) for key, twin in twins.items()}
     return [kept[key] for key in keys]
 
 
@@ -83,9 +83,9 @@ def _without_memory(param: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad)
 
 
-def _kept_with(cls: Any, choices: Choices) -> list[int]:
+def _sizes_with(cls: Any, choices: Choices) -> list[int]:
     """The bytes that one optimizer of this class would keep for each parameter."""
-    return [kept.nbytes for kept in _kept(lambda twins: CombinedOptimizer([cls(grouped(twins))]), choices)]
+    return [kept.nbytes for kept in _state_sizes(lambda twins: CombinedOptimizer([cls(grouped(twins))]), choices)]
 
 
 def explained_groups(choices: Choices, idle: Sequence[str]) -> str:
@@ -102,17 +102,17 @@ def explained_groups(choices: Choices, idle: Sequence[str]) -> str:
     sizes = []
     for cls in families:
         with contextlib.suppress(ValueError):  # some of the geometries are not for this family
-            sizes.append(f"{cls.__name__} {size(sum(_kept_with(cls, choices)))}")
+            sizes.append(f"{cls.__name__} {size(sum(_sizes_with(cls, choices)))}")
     if choices:
-        adamw = f"AdamW {size(sum(_kept_with(AdamW, choices)))}"
+        adamw = f"AdamW {size(sum(_sizes_with(AdamW, choices)))}"
         lines.append(f"state: {'; '.join([*filter(None, [' or '.join(sizes)]), adamw])}")
     return "\n".join([*lines, *_remarks(idle if choices else ())])
 
 
 def explained_optimizer(choices: Choices, idle: Sequence[str], make: Callable[[Choices], CombinedOptimizer]) -> str:
     """A table of the choices, with each parameter's optimizer and the bytes that it keeps, next to AdamW's."""
-    optimizers, kept = zip(*_kept(make, choices), strict=True)
-    adamw = _kept_with(AdamW, choices)
+    optimizers, kept = zip(*_state_sizes(make, choices), strict=True)
+    adamw = _sizes_with(AdamW, choices)
     share = f"{sum(kept) / sum(adamw):.0%} of AdamW's state" if sum(adamw) else ""
     table = _table(choices, {"optimizer": optimizers}, {"state": kept, "AdamW": adamw}, size, share)
     return "\n".join([table, *_remarks(idle)])

@@ -50,6 +50,6 @@ def refuse_foreign(saved: Mapping[str, Any], options: Collection[str]) -> dict[s
     for key in ("amsgrad", "lr_decay"):
         if key not in options and saved.get(key):
             raise ValueError(
-                f"the saved run used {key}={saved[key]!r}, which is not here: {FOREIGN[key]}; nothing was loaded"
+                f"the saved run used {key}={saved[key]!r}, which is not supported: {FOREIGN[key]}; nothing was loaded"
             )
     return {key: value for key, value in saved.items() if key in options or key not in FOREIGN}

@@ -106,7 +106,10 @@ def _are_stacked_vectors(param: nn.Parameter, layer: nn.Module) -> bool:
 
 
 def output_heads(model: nn.Module) -> dict[nn.Module, str]:
-    """The output layers, with a reason for each: those that the model names, or else a linear layer at its end."""
+    """The output layers, with a reason for each: those that the model names.
+
+    Or else those with an output for each row of a table next to them, and a linear layer at the model's end.
+    """
     heads: dict[nn.Module, str] = {}
     get_output_embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)  # Hugging Face models have it
     named = None
@@ -121,11 +124,25 @@ def output_heads(model: nn.Module) -> dict[nn.Module, str]:
         if layers:
             heads.setdefault(layers[-1], "an output head, by its name")
             is_found |= not path or _outputs(layers[-1]) != 1  # attention has a "score" layer too, with one output
+    if not is_found:
+        heads |= _heads_next_to_tables(model)
     containers = nn.Linear | nn.Sequential | nn.ModuleList | nn.ModuleDict
     is_a_block_of_torch = type(model).__module__.startswith("torch.nn.") and not isinstance(model, containers)
     layers = [] if is_found or is_a_block_of_torch else list(_linear_layers(model))
     if layers and layers[-1] in (model, *model.children()):
         heads[layers[-1]] = "the last linear layer, taken for the output head"
+    return heads
+
+
+def _heads_next_to_tables(model: nn.Module) -> dict[nn.Module, str]:
+    """Linear layers that widen to an output for each row of a table in the same module, wherever they are declared."""
+    heads: dict[nn.Module, str] = {}
+    for module in model.modules():
+        rows = {table.num_embeddings for table in map(_plain, module.children()) if isinstance(table, _TABLES)}
+        for child in module.children() if rows else ():
+            plain, outputs = _plain(child), _outputs(child)
+            if isinstance(plain, nn.Linear) and outputs in rows and outputs > plain.in_features:
+                heads[child] = f"an output head: an output for each of the {outputs:,} rows of a table next to it"
     return heads
 
 

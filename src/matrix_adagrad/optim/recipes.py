@@ -24,7 +24,7 @@ __all__ = ["matrix_optimizer"]
 
 _REST = 3.0  # the rate of everything but hidden matrices, as a multiple of lr: see docs/whole-model.md
 _OWN_OPTIONS = ("lr", "tables_lr", "heads_lr", "vectors_lr", "momentum", "betas", "weight_decay", "rules", "explain")
-_SHARED_OPTIONS = ("capturable", "differentiable", "maximize", "stochastic_rounding")
+_SHARED_OPTIONS = ("capturable", "differentiable", "maximize", "momentum_dtype", "stochastic_rounding")
 
 
 def matrix_optimizer(
@@ -78,8 +78,8 @@ def matrix_optimizer(
         explain: print a table of every parameter with its optimizer, geometry, bytes of state, AdamW's bytes, and the
             reason. Layers that differ only in their number share a line. The state of a sharded model is that of all
             shards together.
-        options: further options of both optimizers: ``capturable``, ``differentiable``, ``maximize`` or
-            ``stochastic_rounding``.
+        options: further options of both optimizers: ``capturable``, ``differentiable``, ``maximize``,
+            ``momentum_dtype`` or ``stochastic_rounding``.
 
     Example:
         >>> from torch import nn

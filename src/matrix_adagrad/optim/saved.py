@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["SHAPE", "STEP", "check_array", "check_count", "check_shape", "plain"]
+__all__ = ["SHAPE", "STEP", "check_array", "check_count", "check_shape", "plain", "words_for_lost"]
 
 STEP = "step"
 _MOST_STEPS = 1 << 53  # the most that a float can count
@@ -54,6 +55,15 @@ def check_shape(value: Any, shape: tuple[int, ...]) -> None:
     _require(is_shape, SHAPE, "a vector of int64", value)
     if tuple(value.tolist()) != shape:
         raise ValueError(f"the saved parameter is of shape {tuple(value.tolist())}, but here it has shape {shape}")
+
+
+def words_for_lost(average: str, group: Mapping[str, Any]) -> str:
+    """What to do about an average that a saved run had, and that was not loaded into an optimizer made without one."""
+    option = "betas" if "betas" in group else "momentum"
+    return (
+        f"the saved run had {option}={group[option]}, but what was loaded of its state has no {average!r}: make the "
+        f"optimizer with the {option} of the saved run, load, and edit it then"
+    )
 
 
 def _require(is_valid: bool, key: str, kind: str, value: Any) -> None:

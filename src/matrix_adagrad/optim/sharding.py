@@ -28,8 +28,7 @@ from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, Partition
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.project import project
-from matrix_adagrad.optim.step.update import Dims, Update, empty_like, local
-from matrix_adagrad.optim.streams import mixed
+from matrix_adagrad.optim.step.update import Update, empty_like, local, mixed
 from matrix_adagrad.torch_private import StridedShard, mesh_without_groups
 
 __all__ = [
@@ -53,7 +52,7 @@ __all__ = [
 ]
 
 
-class Layout(NamedTuple):
+class StatisticLayout(NamedTuple):
     """How a statistic is laid out over a mesh, and the mesh dimensions that its blocks are split over."""
 
     placements: tuple[Placement, ...]
@@ -61,7 +60,9 @@ class Layout(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def statistic_layouts(geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]) -> tuple[Layout, ...]:
+def statistic_layouts(
+    geometry: Geometry, shape: torch.Size, placements: tuple[Placement, ...]
+) -> tuple[StatisticLayout, ...]:
     """The layout of each statistic for a parameter with this full shape and these placements."""
     kept = (*geometry.statistics, *geometry.derived)
     partitions = geometry.sharded_as(shape) or (geometry.independent_blocks(shape),) * len(kept)
@@ -69,7 +70,7 @@ def statistic_layouts(geometry: Geometry, shape: torch.Size, placements: tuple[P
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def statistic_layout(partition: Partition, shape: torch.Size, placements: tuple[Placement, ...]) -> Layout:
+def statistic_layout(partition: Partition, shape: torch.Size, placements: tuple[Placement, ...]) -> StatisticLayout:
     """The layout of a partition's statistic."""
     along = partition.sharded_dims(shape)
     kept: list[Placement] = []
@@ -79,7 +80,7 @@ def statistic_layout(partition: Partition, shape: torch.Size, placements: tuple[
         kept.append(Replicate() if dim is None or dim not in along else _moved(placement, along[dim]))
         if kept[-1].is_replicate() and not placement.is_replicate():
             divided.append(i)
-    return Layout(tuple(kept), tuple(divided))
+    return StatisticLayout(tuple(kept), tuple(divided))
 
 
 def sharded_dim(placement: Placement) -> int | None:
@@ -157,10 +158,12 @@ def _pieces(
     rank: int,
 ) -> tuple[_Piece, ...]:
     """One piece, unless a dimension is both cut into blocks and sharded. Then there is one per block on this rank."""
-    if not isinstance(geometry, Partition) or type(geometry).cut is Partition.cut:
+    cut, along = geometry.cut(shape), []
+    if len(cut) == len(shape):
         return (_Piece((), local_shape, ()),)
-    cut, inside, along = geometry.cut(shape), geometry.dims(shape), []
-    for d, parts in enumerate(geometry.parts(shape)):
+    (partition,) = geometry.partitions  # no other geometry is cut
+    inside = partition.dims(shape)
+    for d, parts in enumerate(partition.parts(shape)):
         sizes = tuple(cut[part] for part in parts)
         if len(parts) == 1:
             along.append([_Piece((_ALL,), (local_shape[d],), (_ALL,))])
@@ -239,16 +242,14 @@ def with_whole_blocks(update: Update) -> Update | None:
     assert isinstance(param, DTensor)
     if statistic_layout(geometry.independent_blocks(param.shape), param.shape, param.placements).divided:
         return None
-    shard = replace(redistributed(update).mapped(local), statistics=tuple(map(local, update.statistics)))
-    if not isinstance(geometry, Partition):
-        return shard
-    own: Partition = geometry
-    if type(geometry).cut is not Partition.cut:
+    shard, own = redistributed(update).mapped(local), geometry.viewed(param.shape)
+    if own is not geometry:
         place = geometry, param.shape, shard.param.shape, param.device_mesh, param.placements
         (piece,) = _pieces(*place, dist.get_rank())
-        shard, own = shard.mapped(lambda x: x.view(piece.shape)), Dims(geometry.dims(param.shape), geometry)
+        shard = shard.mapped(lambda x: x.view(piece.shape))
     is_single_block = own.scales(shard.param.shape) == 1 < geometry.scales(param.shape)
-    return replace(shard, geometry=own, is_single_block=is_single_block)
+    statistics = tuple(map(local, update.statistics))
+    return replace(shard, statistics=statistics, geometry=own, is_single_block=is_single_block)
 
 
 def whole(x: Tensor) -> Tensor:
@@ -351,15 +352,15 @@ def project_shards(update: Update, config: Config, domain: Domain) -> None:
     """`project` for a sharded parameter."""
     param = update.param
     assert isinstance(param, DTensor)
-    x, domain_here, is_rows = domain_of_shard(param, domain)
+    x, own_domain, is_rows = domain_of_shard(param, domain)
     # The statistics may be those of the full parameter, or of blocks that rows share in groups.
     are_local = bool(update.geometry.sharded_as(param.shape))
-    rows_have_scales = are_local and all(v.dim() == param.dim() for v in update.statistics)
+    rows_have_scales = are_local and len(update.geometry.cut(param.shape)) == param.dim()
     if is_rows and domain.depends_on_metric and not rows_have_scales:
-        x, domain_here, is_rows = param.full_tensor(), domain, False
+        x, own_domain, is_rows = param.full_tensor(), domain, False
     as_needed = local if is_rows or not domain.depends_on_metric else whole
     statistics = tuple(map(as_needed, update.statistics))
-    project(replace(update, param=x, grad=x, statistics=statistics), config, domain_here)
+    project(replace(update, param=x, grad=x, statistics=statistics), config, own_domain)
     if not is_rows:
         local(param).copy_(shards_of(x, param))
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.keywords import refuse_foreign
-from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain
+from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain, words_for_lost
 from matrix_adagrad.optim.step.config import RUN_OPTIONS, Config, check_options
 from matrix_adagrad.optim.step.update import empty_like, is_sharded, local
 
@@ -196,6 +196,8 @@ class StatefulOptimizer(Optimizer):
         needed |= dict.fromkeys(self._average_keys({**group, **saved_group}), tuple(param.shape))
         if saved and self.AVERAGE not in needed:
             saved = {key: value for key, value in saved.items() if key != self.AVERAGE}  # an older version's, unused
+        if saved and {STEP, *needed, SHAPE} - {*saved, SHAPE} == {self.AVERAGE} and {*saved} <= {STEP, *needed, SHAPE}:
+            raise ValueError(words_for_lost(self.AVERAGE, {**group, **saved_group}))
         if saved and {*saved, SHAPE} != {STEP, *needed, SHAPE}:
             found, wanted = (", ".join(key for key in keys if key != SHAPE) for keys in (saved, (STEP, *needed)))
             raise ValueError(f"the saved state has {found}, and {type(self).__name__} has {wanted}")
@@ -225,7 +227,7 @@ class StatefulOptimizer(Optimizer):
             check_array(key, value, is_complex=is_average and param.is_complex())
             is_square = geometry.partitions and not is_average
             if is_square and not is_sharded(value) and (value < 0).any():
-                raise ValueError(f"the saved {key!r} has numbers below 0, which squares cannot be")
+                raise ValueError(f"the saved {key!r} contains negative values; sums of squares cannot be negative")
             if saved_geometry != asked or tuple(value.shape) != shape:
                 source = (
                     f"geometry {saved_geometry}" if "geometry" in saved_group else "no geometry (another optimizer's)"

@@ -39,13 +39,13 @@ class SteepestDescent(MatrixOptimizer):
         momentum: the decay rate β of the average of gradients. Without momentum, nothing is kept.
         nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
         momentum_dtype: as in `MatrixMomentum`.
-        scale: ``"rms"`` makes steps of the size of AdamW's in every geometry: a root mean square of 0.2 η. Then one
+        scale: ``"rms"`` makes steps the size of AdamW's in every geometry: a root mean square of 0.2 η. Then one
             learning rate serves a whole model. ``None`` takes the direction as it is, κ = 1.
         floor: divide a block by no less than this many times the root mean square of all blocks' lengths. Without it, a
             block whose gradient has vanished keeps moving at full size, for as long as any momentum is left. Tables
             with rare rows need one, such as 0.1.
-        rescale: a partition. The direction is divided by the root of its running mean square over each block, and
-            brought back to its length. In the spectral norm with `Row()`, this is NorMuon.
+        rescale: a partition. The direction is divided by the root of its running mean square over each block, and then
+            rescaled to its original length. In the spectral norm with `Row()`, this is NorMuon.
         rescale_beta: the decay rate of those running averages.
         weight_decay: as in `MatrixAdaGrad`. So are all arguments not listed here. The native kernels (``fused``) cover
             partitions without ``rescale``.

@@ -17,24 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, is_sharded
+from matrix_adagrad.optim.step.update import Update, is_sharded, mixed
 from matrix_adagrad.torch_private import default_store
 
-__all__ = ["Streams", "mixed"]
+__all__ = ["Streams"]
 
-_BITS = (1 << 64) - 1
 _ordinals: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-
-
-def mixed(*numbers: int) -> int:
-    """Hash several numbers to one nonzero 62-bit number that changes if any of them does (SplitMix64)."""
-    z = 0
-    for number in numbers:
-        z = (z + number + 0x9E3779B97F4A7C15) & _BITS
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _BITS
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & _BITS
-        z ^= z >> 31
-    return z >> 2 or 1
 
 
 class Streams:

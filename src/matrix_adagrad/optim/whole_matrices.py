@@ -26,7 +26,7 @@ from matrix_adagrad.geometry import wide_dtype
 from matrix_adagrad.optim.sharding import coordinate, shards_of, whole
 from matrix_adagrad.optim.step.backend import Backend
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
-from matrix_adagrad.optim.step.steepest import averaged, change, move
+from matrix_adagrad.optim.step.reference_steepest import averaged, change, move
 from matrix_adagrad.optim.step.update import Update, count, local
 
 __all__ = ["step_whole"]

@@ -12,12 +12,16 @@ __all__ = ["Axis", "Document", "Figure", "Grid", "HeatMap", "Line", "Panel", "Pl
 
 @dataclass(frozen=True)
 class Axis:
-    """A label, and whether the axis starts logarithmic. ``floor`` and ``ceiling`` cut off what would flatten it."""
+    """A label, and whether the axis starts logarithmic. ``floor`` and ``ceiling`` cut off what would flatten it.
+
+    The positions of a grid may have ``names``, which are then shown instead of numbers.
+    """
 
     label: str
     log: bool = False
     floor: float | None = None
     ceiling: float | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Grid:
         xs: the column positions, in increasing or decreasing order.
         ys: the row positions, in increasing or decreasing order.
         values: one row for each of ``ys``, with a number for each of ``xs``.
+        labels: words to write on the colours, in the same order; a few that are short.
     """
 
     title: str
@@ -89,6 +94,7 @@ class Grid:
     xs: tuple[float, ...]
     ys: tuple[float, ...]
     values: tuple[tuple[float | None, ...], ...]
+    labels: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name, places in (("xs", self.xs), ("ys", self.ys)):
@@ -97,6 +103,9 @@ class Grid:
         wrong = len(self.values) != len(self.ys) or any(len(row) != len(self.xs) for row in self.values)
         if wrong:
             raise ValueError(f"values must be {len(self.ys)} rows of {len(self.xs)} numbers")
+        for axis, places in ((self.x, self.xs), (self.y, self.ys)):
+            if axis.names and len(axis.names) != len(places):
+                raise ValueError(f"there must be {len(places)} names along {axis.label!r}, got {len(axis.names)}")
 
 
 @dataclass(frozen=True)

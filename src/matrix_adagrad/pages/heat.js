@@ -17,9 +17,16 @@ function cut(text, pixels) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-// Few rows or columns are all named.
-function gridAxis(axis, range, title) {
-  const at = axis.places.length > 8 || axis.log ? {} : { tickmode: "array", tickvals: axis.places, ticktext: axis.places.map(short) };
+// The name of a row or column, or its number.
+function placeName(axis, i) {
+  return axis.names.length ? axis.names[i] : short(axis.places[i]);
+}
+
+// Few rows or columns are all named. Names of columns break at spaces.
+function gridAxis(axis, range, title, isAcross) {
+  const ticktext = axis.places.map((_, i) => plain(placeName(axis, i))).map((name) => (isAcross ? name.replaceAll(" ", "<br>") : name));
+  const all = axis.names.length || (axis.places.length <= 8 && !axis.log);
+  const at = all ? { tickmode: "array", tickvals: axis.places, ticktext } : {};
   return { ...axisLayout(axis.log, axis.log ? range.map(Math.log10) : range, title, false), showgrid: false, showline: false, ...at };
 }
 
@@ -43,14 +50,18 @@ function colourTicks([low, high], log) {
 function gridTrace(figure, grid, log, i) {
   const number = i ? i + 1 : "";
   const note = (value, row, column) => [
-    `${grid.x.label} ${short(grid.x.places[column])}`, `${grid.y.label} ${short(grid.y.places[row])}`,
+    `${grid.x.label} ${placeName(grid.x, column)}`, `${grid.y.label} ${placeName(grid.y, row)}`,
     value === null ? "no value" : `${figure.scale} ${short(value)}`,
   ].map(plain).join("<br>");
   const colour = (value) => (log ? (value > 0 ? Math.log10(value) : null) : value);
+  const notes = grid.values.map((row, r) => row.map((value, c) => note(value, r, c)));
   return {
     type: "heatmap", x: grid.x.edges, y: grid.y.edges, xaxis: `x${number}`, yaxis: `y${number}`, coloraxis: "coloraxis",
-    z: grid.values.map((row) => row.map(colour)), text: grid.values.map((row, r) => row.map((value, c) => note(value, r, c))),
-    hovertemplate: "%{text}<extra></extra>",
+    z: grid.values.map((row) => row.map(colour)),
+    ...(grid.labels.length ? {
+      text: grid.labels.map((row) => row.map((word) => plain(word).replaceAll("\n", "<br>"))), texttemplate: "%{text}",
+      textfont: { size: phone.matches && !printing ? 8 : 11 }, customdata: notes, hovertemplate: "%{customdata}<extra></extra>",
+    } : { text: notes, hovertemplate: "%{text}<extra></extra>" }),
   };
 }
 
@@ -59,7 +70,9 @@ function heatDrawing(chart) {
   const { grids, limits } = figure.panels[chart.panel];
   const { ink, muted, gap } = theme();
   const range = logs.z ? limits.log.map(Math.log10) : limits.linear;
-  const margin = { l: 44, r: 12, t: grids.some((grid) => grid.title) ? 44 : 24, b: 104 };
+  const longest = Math.max(0, ...grids.flatMap((grid) => grid.y.names).map((name) => name.length));
+  const named = grids.some((grid) => grid.x.names.length) ? 28 : 0;
+  const margin = { l: Math.max(44, 12 + 7 * longest), r: 12, t: grids.some((grid) => grid.title) ? 44 : 24, b: 104 + named };
   const domains = domainsOf(chart, grids.length, margin);
   const layout = {
     ...baseLayout(false), margin, plot_bgcolor: gap, hovermode: "closest", annotations: [],
@@ -82,8 +95,8 @@ function heatDrawing(chart) {
     const { x, y } = domains[i];
     const number = i ? i + 1 : "";
     const across = [grid.x.edges[0], grid.x.edges.at(-1)], down = [grid.y.edges.at(-1), grid.y.edges[0]];
-    layout[`xaxis${number}`] = { ...gridAxis(grid.x, across, grid.x.label), domain: x, anchor: `y${number}` };
-    layout[`yaxis${number}`] = { ...gridAxis(grid.y, down, ""), domain: y, anchor: `x${number}` };
+    layout[`xaxis${number}`] = { ...gridAxis(grid.x, across, grid.x.label, true), domain: x, anchor: `y${number}` };
+    layout[`yaxis${number}`] = { ...gridAxis(grid.y, down, "", false), domain: y, anchor: `x${number}` };
     const room = (x[1] - x[0]) * width;
     // The name of the vertical axis stands above it, as those of curves do.
     layout.annotations.push(line(grid.title, x[0], y[1], 19, ink, room), line(grid.y.label, x[0], y[1], 1, muted, room));
@@ -94,7 +107,7 @@ function heatDrawing(chart) {
 // A matrix reads best as one.
 function heatNumbers(panel) {
   return panel.grids.map((grid) => ({
-    title: grid.title, head: [`${grid.y.label} ↓  ${grid.x.label} →`, ...grid.x.places.map(short)],
-    rows: grid.values.map((row, r) => [short(grid.y.places[r]), ...row.map(short)]),
+    title: grid.title, head: [`${grid.y.label} ↓  ${grid.x.label} →`, ...grid.x.places.map((_, c) => placeName(grid.x, c))],
+    rows: grid.values.map((row, r) => [placeName(grid.y, r), ...row.map(short)]),
   }));
 }

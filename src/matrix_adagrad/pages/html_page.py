@@ -128,12 +128,12 @@ def _grid(grid: Grid) -> dict[str, Any]:
     """A grid, rounded to the four digits that the tooltip shows."""
     values = [[_rounded(value, 4) for value in row] for row in grid.values]
     axes = {"x": _grid_axis(grid.x, grid.xs), "y": _grid_axis(grid.y, grid.ys)}
-    return {"title": grid.title, **axes, "values": values}
+    return {"title": grid.title, **axes, "values": values, "labels": grid.labels}
 
 
 def _grid_axis(axis: Axis, places: Sequence[float]) -> dict[str, Any]:
     log, edges = grids.is_log(axis, places), grids.edges(axis, places)
-    return {"label": axis.label, "log": log, "places": places, "edges": edges}
+    return {"label": axis.label, "log": log, "places": places, "edges": edges, "names": axis.names}
 
 
 def _line(line: Line) -> dict[str, Any]:

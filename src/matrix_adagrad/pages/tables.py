@@ -102,8 +102,10 @@ def _figure_rows(figure: Figure) -> Iterator[tuple[Field, ...]]:
 def _heat_map_rows(heat: HeatMap) -> Iterator[tuple[Field, ...]]:
     for plate in heat.plates:
         for grid in plate.grids:
-            for y, row in zip(grid.ys, grid.values, strict=True):
-                for x, value in zip(grid.xs, row, strict=True):
+            across: Sequence[Field] = grid.x.names or grid.xs
+            down: Sequence[Field] = grid.y.names or grid.ys
+            for y, row in zip(down, grid.values, strict=True):
+                for x, value in zip(across, row, strict=True):
                     yield plate.title, grid.title, x, y, value
 
 

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from matrix_adagrad.online import AdaGrad, Linear
 from tests.online.paper import evolution, examples, functions, games, mirror_descent, transposition
-from tests.online.paper.games import Run
 from tests.online.paper.statements import STATEMENTS
 
 PARTS = [part.__name__ for part in (functions, mirror_descent, evolution, games, examples, transposition)]
@@ -38,11 +36,3 @@ def test_broken_on_purpose_each_claim_of_the_statement_fails_somewhere(statement
             if failure:
                 fallen.add(number)
     assert fallen == claims
-
-
-def test_without_the_condition_on_delta_the_bound_of_theorem_1_fails():
-    """With a large δ the learner hardly moves, and its regret grows with T, not with √T."""
-    run = Run(Linear(1, 1, drift=3.0), AdaGrad("row", 1e3), 400, start=1e9)
-    assert run.sums.stabilizer > 2 * run.sums.last
-    assert run.sums.regret > 1.5 * run.sums.bound
-    assert run.sums.regret <= run.sums.bound + run.sums.stabilizer / (2 * run.sums.eta)

@@ -25,17 +25,10 @@ try:
 except ImportError as error:
     raise ImportError("matrix_adagrad.interop.optax needs JAX and optax: pip install jax optax") from error
 
-from matrix_adagrad.interop.optax.aliases import (
-    column_adagrad,
-    column_momentum,
-    matrix_adagrad,
-    matrix_momentum,
-    row_adagrad,
-    row_momentum,
-    steepest_descent,
-)
+from matrix_adagrad.interop.optax.aliases import matrix_adagrad, matrix_momentum, steepest_descent
 from matrix_adagrad.interop.optax.convert import from_torch, to_torch
 from matrix_adagrad.interop.optax.projections import project
+from matrix_adagrad.interop.optax.shorthands import column_adagrad, column_momentum, row_adagrad, row_momentum
 from matrix_adagrad.interop.optax.states import MatrixAdaGradState, MatrixMomentumState, SteepestDescentState
 from matrix_adagrad.interop.optax.transforms import (
     scale_by_matrix_adagrad,

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeAlias
 
 import jax
 import optax
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Column, Geometry, Partition, Row
+from matrix_adagrad.geometry import Geometry, Partition
 from matrix_adagrad.interop.optax.descent import check, descent, make_rule
 from matrix_adagrad.interop.optax.update_rule import UpdateRule
 from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, SteepestDescent
 from matrix_adagrad.optim.step.config import Reduction
 
-__all__ = [
-    "column_adagrad",
-    "column_momentum",
-    "matrix_adagrad",
-    "matrix_momentum",
-    "row_adagrad",
-    "row_momentum",
-    "steepest_descent",
-]
+__all__ = ["LearningRate", "matrix_adagrad", "matrix_momentum", "steepest_descent"]
 
 LearningRate: TypeAlias = "float | jax.Array | Callable[[jax.Array], Any]"
-
-
-class _Options(TypedDict, total=False):
-    reduction: Reduction
-    eps: float
-    weight_decay: float
-    decoupled_weight_decay: bool
-    domain: Domain | None
-
-
-class _AdaGradOptions(_Options, total=False):
-    initial_accumulator_value: float
-
-
-class _MomentumOptions(_Options, total=False):
-    betas: tuple[float, float]
-    bias_correction: bool
-    nesterov: bool
 
 
 def matrix_adagrad(
@@ -202,12 +174,12 @@ def steepest_descent(
             ``dtype`` says otherwise.
         momentum: the decay rate β of the average of gradients. Without momentum, no average is kept.
         nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
-        scale: ``"rms"`` makes steps of the size of AdamW's in every geometry: a root mean square of 0.2 η. ``None``
+        scale: ``"rms"`` makes steps the size of AdamW's in every geometry: a root mean square of 0.2 η. ``None``
             takes the direction as it is, κ = 1.
         floor: divide a block by no less than this many times the root mean square of all blocks' lengths, so that a
             block whose gradient has vanished stops moving at full size.
-        rescale: a partition. The direction is divided by the root of its running mean square over each block, and
-            brought back to its length. In the spectral norm with `Row()`, this is NorMuon.
+        rescale: a partition. The direction is divided by the root of its running mean square over each block, and then
+            rescaled to its original length. In the spectral norm with `Row()`, this is NorMuon.
         rescale_beta: the decay rate of those running averages.
         weight_decay: the factor of an L2 penalty, or of a decoupled decay, as in `matrix_adagrad`.
         decoupled_weight_decay: see ``weight_decay``.
@@ -235,91 +207,6 @@ def steepest_descent(
         rescale_beta=rescale_beta,
     )
     return _optimizer(rule, learning_rate, weight_decay, decoupled_weight_decay)
-
-
-_Alias = TypeVar("_Alias", bound=Callable[..., Any])
-
-
-def _showing_options_of(general: Callable[..., Any]) -> Callable[[_Alias], _Alias]:
-    """Give an alias, which passes its options on, the signature that users and `optax.inject_hyperparams` look at."""
-    signature = inspect.signature(general)
-    shown = signature.replace(
-        parameters=[parameter for parameter in signature.parameters.values() if parameter.name != "geometry"]
-    )
-
-    def showing(alias: _Alias) -> _Alias:
-        @functools.wraps(alias)
-        def checked(*args: Any, **options: Any) -> Any:
-            try:
-                shown.bind(*args, **options)
-            except TypeError as error:
-                raise TypeError(f"{alias.__name__} {error}; it takes {', '.join(shown.parameters)}") from None
-            return alias(*args, **options)
-
-        checked.__signature__ = shown  # type: ignore[attr-defined]
-        return cast(_Alias, checked)
-
-    return showing
-
-
-@_showing_options_of(matrix_adagrad)
-def row_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions]) -> optax.GradientTransformation:
-    """`matrix_adagrad` with one scale per row: the paper's Algorithm 1.
-
-    Takes the same arguments as `matrix_adagrad`, except ``geometry``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from matrix_adagrad.interop.optax import row_adagrad
-        >>> row_adagrad(0.1).init(jnp.zeros((1000, 16))).sum.shape
-        (1000, 1)
-    """
-    return matrix_adagrad(learning_rate, Row(), **options)
-
-
-@_showing_options_of(matrix_adagrad)
-def column_adagrad(learning_rate: LearningRate, **options: Unpack[_AdaGradOptions]) -> optax.GradientTransformation:
-    """`matrix_adagrad` with one scale per column: the paper's Algorithm 2.
-
-    Takes the same arguments as `matrix_adagrad`, except ``geometry``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from matrix_adagrad.interop.optax import column_adagrad
-        >>> column_adagrad(0.1).init(jnp.zeros((1000, 16))).sum.shape
-        (1, 16)
-    """
-    return matrix_adagrad(learning_rate, Column(), **options)
-
-
-@_showing_options_of(matrix_momentum)
-def row_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions]) -> optax.GradientTransformation:
-    """`matrix_momentum` with one scale per row.
-
-    Takes the same arguments as `matrix_momentum`, except ``geometry``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from matrix_adagrad.interop.optax import row_momentum
-        >>> row_momentum(0.1).init(jnp.zeros((1000, 16))).exp_avg_sq.shape
-        (1000, 1)
-    """
-    return matrix_momentum(learning_rate, Row(), **options)
-
-
-@_showing_options_of(matrix_momentum)
-def column_momentum(learning_rate: LearningRate, **options: Unpack[_MomentumOptions]) -> optax.GradientTransformation:
-    """`matrix_momentum` with one scale per column.
-
-    Takes the same arguments as `matrix_momentum`, except ``geometry``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from matrix_adagrad.interop.optax import column_momentum
-        >>> column_momentum(0.1).init(jnp.zeros((1000, 16))).exp_avg_sq.shape
-        (1, 16)
-    """
-    return matrix_momentum(learning_rate, Column(), **options)
 
 
 def _optimizer(

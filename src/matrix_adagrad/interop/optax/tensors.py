@@ -148,6 +148,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "_unsafe_view": jnp.reshape,
     "add": lambda x, y, *, alpha=1: x + (y if alpha == 1 else alpha * y),
     "alias": lambda x: x,
+    "all": _reduced(jnp.all),
     "amax": _reduced(jnp.max),
     "amin": _reduced(jnp.min),
     "addmm": _baddbmm,  # jnp.matmul takes matrices and batches alike

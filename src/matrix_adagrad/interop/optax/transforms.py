@@ -126,11 +126,11 @@ def scale_by_steepest_descent(
         geometry: whose norm it is: ``"row"``, ``"column"``, ``"entry"``, ``"whole"``, a `Partition`, or `Spectral()`.
         momentum: the decay rate β. Without momentum, no average is kept.
         nesterov: take the direction of :math:`\beta M_t + (1 - \beta)\, G_t`.
-        scale: ``"rms"`` makes updates of the size of AdamW's in every geometry: a root mean square of 0.2. ``None``
+        scale: ``"rms"`` makes updates the size of AdamW's in every geometry: a root mean square of 0.2. ``None``
             takes the direction as it is, κ = 1.
         floor: divide a block by no less than this many times the root mean square of all blocks' lengths.
-        rescale: a partition. The direction is divided by the root of its running mean square over each block, and
-            brought back to its length.
+        rescale: a partition. The direction is divided by the root of its running mean square over each block, and then
+            rescaled to its original length.
         rescale_beta: the decay rate of those running averages.
 
     Returns:

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Diagonal, Geometry, Partition, Unscaled
+from matrix_adagrad.geometry import Geometry, Partition
 from matrix_adagrad.interop.optax.tensors import JaxTensor, twin
 from matrix_adagrad.optim.base import MatrixOptimizer, divisors_of
 from matrix_adagrad.optim.step.config import SteepestConfig
 from matrix_adagrad.optim.step.project import positive
 from matrix_adagrad.optim.step.reference import Reference
-from matrix_adagrad.optim.step.steepest import Steepest
+from matrix_adagrad.optim.step.reference_steepest import Steepest
 from matrix_adagrad.optim.step.update import Update
 
 __all__ = ["Kept", "UpdateRule", "widened"]
@@ -87,7 +87,7 @@ class UpdateRule:
         wide, measured = widened(x, Kept()), self.measured(x.shape)
         start = jnp.asarray(self.options.get("initial_accumulator_value", 0.0), jnp.finfo(wide.dtype).dtype)
         average = jnp.zeros_like(wide) if self.keeps_average else None
-        partitions = measured.partitions if isinstance(measured, Diagonal) else ()
+        partitions = measured.partitions
         shapes = (*measured.statistic_shapes(x.shape), *measured.derived_shapes(x.shape))
         if not partitions or x.size == 0:
             return Kept(average, tuple(jnp.full(shape, start) for shape in shapes))
@@ -105,11 +105,11 @@ class UpdateRule:
 
         options = {name: number(value) for name, value in self.options.items()}
         options |= {"lr": number(jnp.asarray(lr)), "capturable": True}
-        if isinstance(self.options.get("floor"), jax.Array) and isinstance(options["geometry"].on(g.shape), Unscaled):
+        if isinstance(self.options.get("floor"), jax.Array) and not options["geometry"].on(g.shape).partitions:
             del options["floor"]  # injected, although there are no blocks to compare with each other
         config = self.family.CONFIG.of_group({**self.known, **options})
         geometry, is_steepest = options["geometry"].on(g.shape), isinstance(config, SteepestConfig)
-        cut = geometry.cut(g.shape) if isinstance(geometry, Partition) and not is_steepest else g.shape
+        cut = g.shape if is_steepest else geometry.cut(g.shape)
 
         def tensor(x: jax.Array) -> JaxTensor:
             return JaxTensor(x.reshape(cut))

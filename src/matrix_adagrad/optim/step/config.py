@@ -139,12 +139,11 @@ class Config:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The numbers that the arithmetic needs, by the kernels' names for them."""
+        """The numbers that the arithmetic needs, by the kernels' names for them and in their order: flags come last."""
         beta1, beta2 = self.betas or (0.0, 0.0)
-        options = {
-            option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get("in_kernels")
-        }
-        return {**options, "momentum": self.betas is not None, "beta1": beta1, "beta2": beta2, "steepest": 0.0}
+        numbers, flags = ({name: getattr(self, name) for name in names} for names in _IN_KERNELS)
+        averages = {"beta1": beta1, "beta2": beta2, "momentum": self.betas is not None}
+        return {**numbers, **averages, **flags, "steepest": 0.0}
 
     @property
     def keeps_average(self) -> bool:
@@ -284,13 +283,22 @@ for _name, _config in (
     FOREIGN |= dict.fromkeys({*_config.OPTIONS} - {*Config.OPTIONS, *FOREIGN}, f"it is an option of {_name}")
 
 RUN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # how a step is run, not what it does
-_IN_KERNELS = tuple(option.name for option in fields(Config) if option.metadata.get("in_kernels"))
-native.expect_config((*Config().numbers, "seed"))
+_in_kernels = [option for option in fields(Config) if option.metadata.get("in_kernels")]
+_IN_KERNELS = tuple(
+    [
+        tuple([option.name for option in _in_kernels if isinstance(option.default, bool) is flag])
+        for flag in (False, True)
+    ]
+)
+native.expect_config(
+    {name: "int64_t" if isinstance(value, bool) else "double" for name, value in Config().numbers.items()}
+    | {"seed": "uint64_t"}
+)
 
 # --------------------------------------------------------------------------------------------------------- the checks
 
 # The valid values of each option. "learning_rate" is JAX's name for lr.
-OPTIONS: dict[str, Allowed] = {
+ALLOWED: dict[str, Allowed] = {
     option.name: option.metadata["allowed"]
     for config in (AdaGradConfig, MomentumConfig, SteepestConfig)
     for option in fields(config)
@@ -298,7 +306,7 @@ OPTIONS: dict[str, Allowed] = {
 } | {"learning_rate": NOT_NEGATIVE}
 
 
-def check_values(options: Mapping[str, Any], table: Mapping[str, Allowed] = OPTIONS, whose: str = "") -> None:
+def check_values(options: Mapping[str, Any], table: Mapping[str, Allowed] = ALLOWED, whose: str = "") -> None:
     """Raise an error that names the first invalid option, its value, and the valid values."""
     for name, allowed in table.items():
         if name not in options:

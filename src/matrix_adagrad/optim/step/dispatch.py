@@ -14,8 +14,8 @@ from matrix_adagrad.optim.step.foreach import Foreach
 from matrix_adagrad.optim.step.native import Native
 from matrix_adagrad.optim.step.project import project
 from matrix_adagrad.optim.step.reference import Reference
+from matrix_adagrad.optim.step.reference_steepest import Steepest
 from matrix_adagrad.optim.step.sparse import Sparse
-from matrix_adagrad.optim.step.steepest import Steepest
 from matrix_adagrad.optim.step.update import Update, is_sharded, local
 
 if TYPE_CHECKING:
@@ -77,8 +77,13 @@ class GroupPlan:
         self._project(update)
 
     def _project(self, update: Update) -> None:
-        if self.config.domain is not None:
-            self.afterwards.append(partial(project, update, self.config, self.config.domain))
+        domain = self.config.domain
+        if domain is not None and is_sharded(update.param):
+            from matrix_adagrad.optim.sharding import project_shards
+
+            self.afterwards.append(partial(project_shards, update, self.config, domain))
+        elif domain is not None:
+            self.afterwards.append(partial(project, update, self.config, domain))
 
     def _add_local(self, update: Update) -> None:
         self.steps[_choose(update, self.config, self._backends), update.grad.is_sparse].append(update)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.geometry import lean_sum_squares
+from matrix_adagrad.geometry.base import shared_dims
 from matrix_adagrad.optim.step.backend import Measured, PartedBackend
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import (
@@ -23,7 +24,7 @@ from matrix_adagrad.optim.step.update import (
     count,
     direction_of,
     join_average,
-    shared_dims,
+    signed,
     store,
     widen,
 )
@@ -96,12 +97,11 @@ def _write(update: Update, scale: Tensor, config: Config) -> None:
 
 def _gradient(update: Update, config: Config) -> Tensor:
     """G_t with the sign and penalty that the update asks for; the gradient itself if it asks for neither."""
-    g = widen(update.grad, update.param)
-    if config.l2 != 0:
-        sign = -1 if config.maximize else 1
-        g = torch.add(g, widen(update.param, update.param), alpha=sign * config.l2)
-        return g.neg_() if config.maximize else g
-    return -g if config.maximize else g
+    g = signed(widen(update.grad, update.param), config)
+    if config.l2 == 0:
+        return g
+    copied = None if g is update.grad else g  # the gradient itself is not written to
+    return torch.add(g, widen(update.param, update.param), alpha=config.l2, out=copied)
 
 
 def _scales(updates: Sequence[Update], config: Config) -> Sequence[Tensor]:

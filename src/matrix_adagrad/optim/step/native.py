@@ -20,7 +20,14 @@ from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
 from matrix_adagrad.geometry.partitions import floored
-from matrix_adagrad.native.matrices import PER_ENTRY, Layout, NotCoveredError, StepKind, factored_layout, matrix_layout
+from matrix_adagrad.native.matrices import (
+    PER_ENTRY,
+    MatrixLayout,
+    NotCoveredError,
+    StepKind,
+    factored_layout,
+    matrix_layout,
+)
 from matrix_adagrad.optim.step.backend import Measured, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
@@ -51,7 +58,7 @@ class _Description(NamedTuple):
     lent: int  # numbers in the statistic that have memory during a step alone
 
 
-_G_DATA, _STREAM, _SQUARES, _SUMS = map(native.TENSOR.index, ("g.data", "stream", "statistic.data", "sums"))
+_G_DATA, _STREAM, _SQUARES, _SUMS = map([*native.TENSOR].index, ("g.data", "stream", "statistic.data", "sums"))
 
 
 def _describe(
@@ -95,7 +102,9 @@ def _describe(
     x_strides, grad_strides, average_strides, v_strides, *v_others = layout.strides
     x_at, g_at, step_at = x.data_ptr(), g.data_ptr(), step.data_ptr()
     if not (x_at and g_at and all(map(Tensor.data_ptr, state))) and min(x.numel(), g.numel(), statistic.numel()):
-        raise RuntimeError(f"a parameter of shape {tuple(shape)} has lost its memory, or its gradient or state has")
+        raise RuntimeError(
+            f"the memory of a parameter of shape {tuple(shape)}, its gradient or its state has been freed"
+        )
     size, g_span = _SIZES[dtype], g.numel() if is_sparse else g_span
     if (
         x_at < g_at + size * g_span
@@ -128,7 +137,7 @@ def _describe(
 
 def _statistics(
     update: Update, g_strides: tuple[int, ...], kind_of_step: StepKind
-) -> tuple[Layout, tuple[Tensor, ...], tuple[int, ...], int]:
+) -> tuple[MatrixLayout, tuple[Tensor, ...], tuple[int, ...], int]:
     """The layout, the statistics, that of the outer dimension first, their divisors, and how they combine."""
     shape, strides, v, divisors = update.param.shape, update.param.stride(), update.statistics, update.divisors
     average_strides = strides if update.average is None else update.average.stride()
@@ -319,11 +328,11 @@ def _lend(described: Sequence[_Description]) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------- workspaces
 
 
-class _Kept(threading.local):
+class _Workspace(threading.local):
     room = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-_kept, _KEPT_BYTES = _Kept(), 1 << 24
+_workspace, _KEPT_BYTES = _Workspace(), 1 << 24
 
 
 def _with_room(kernel: Callable[..., int], *arguments: object) -> int:
@@ -331,14 +340,16 @@ def _with_room(kernel: Callable[..., int], *arguments: object) -> int:
 
     A small workspace is kept for the next call, since allocating new memory from the system is slow.
     """
-    room = _kept.room
+    room = _workspace.room
     while (answer := kernel(*arguments, room.data_ptr(), room.numel())) > 0:
         try:
             room = torch.empty(answer, dtype=torch.uint8, device="cpu")  # whatever the default device is
         except RuntimeError:
-            raise MemoryError(f"no step was taken: it needs {answer} bytes of memory, and there are fewer") from None
+            raise MemoryError(
+                f"no step was taken: it needs {answer} bytes of memory, which could not be allocated"
+            ) from None
         if answer <= _KEPT_BYTES:
-            _kept.room = room
+            _workspace.room = room
     return answer
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
-from matrix_adagrad.geometry import Diagonal, Partition
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, is_sharded
+from matrix_adagrad.optim.step.update import Update
 
 __all__ = ["positive", "project"]
 
@@ -23,11 +22,6 @@ _ALL = slice(None)
 
 def project(update: Update, config: Config, domain: Domain) -> None:
     """Bring a parameter back into its domain after a step."""
-    if is_sharded(update.param):
-        from matrix_adagrad.optim.sharding import project_shards
-
-        project_shards(update, config, domain)
-        return
     param, grad = update.param, update.grad
     if param.numel() == 0:
         return
@@ -41,7 +35,8 @@ def project(update: Update, config: Config, domain: Domain) -> None:
         rows = update.rows
         if len(rows) == 0:
             return
-        moved = domain.of_rows(rows, param.shape).project_(param.index_select(0, rows), metric(rows))
+        s = metric(rows) if update.scale is None else positive(update.scale)
+        moved = domain.of_rows(rows, param.shape).project_(param.index_select(0, rows), s)
         param.index_copy_(0, rows, moved)
 
 
@@ -60,7 +55,6 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
         one = torch.ones((), device=update.param.device)
         return lambda _: one
     x, geometry = update.param, update.geometry
-    assert isinstance(geometry, Diagonal)  # the optimizer has checked it
     correction = config.corrections(update.step)[1]
 
     def scale(*statistics: Tensor) -> Tensor:
@@ -70,23 +64,12 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
         s = scale(*(v[rows] if len(v) == len(x) else v for v in update.statistics))
         return geometry.spread(s, (len(s), *x.shape[1:]))
 
-    if update.scale is None and _rows_have_scales(update):
+    known = None if update.grad.is_sparse else update.scale  # a sparse step knows those of a few rows
+    if known is None and geometry.has_scales_by_row(x.shape):
         return of_rows
-    s = scale(*update.statistics) if update.scale is None else positive(update.scale)
+    s = scale(*update.statistics) if known is None else positive(known)
     whole = geometry.spread(s, x.shape)
     return lambda rows: whole[rows] if whole.dim() and whole.shape[0] == len(x) and rows is not _ALL else whole
-
-
-def _rows_have_scales(update: Update) -> bool:
-    """Whether a table of more rows would have more scales: then each row has its own, one or several."""
-    x, geometry = update.param, update.geometry
-    sizes = {v.shape[0] if v.dim() else 0 for v in update.statistics}
-    if x.dim() == 0 or len(x) not in sizes:
-        return False
-    if isinstance(geometry, Partition):
-        return geometry.cut((2 * len(x), *x.shape[1:]))[0] == 2 * len(x)
-    shared = {1} if isinstance(geometry, Diagonal) and geometry.partitions else set()  # blocks that contain all rows
-    return sizes <= {len(x), *shared} and all(v.dim() == x.dim() for v in update.statistics)
 
 
 def positive(s: Tensor) -> Tensor:

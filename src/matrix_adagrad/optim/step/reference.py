@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from matrix_adagrad.geometry import Diagonal, Geometry
 from matrix_adagrad.geometry.base import quotient
 from matrix_adagrad.optim.step.backend import Measured, PartedBackend
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, count, direction_of, join_average, store, widen
+from matrix_adagrad.optim.step.update import Update, count, direction_of, join_average, signed, store, widen
 
 __all__ = ["Reference", "as_read", "gradient"]
 
@@ -65,16 +65,24 @@ class Reference(PartedBackend):
 
     def derive(self, geometry: Geometry, statistics: list[Tensor], derived: tuple[Tensor, ...], step: Tensor) -> None:
         """Derive anew what is kept, if it is time."""
-        if (int(step) - 1) % geometry.every == 0:
-            for kept, new in zip(derived, geometry.derive(*statistics), strict=True):
-                kept.copy_(new)
+        is_due = (step - 1) % geometry.every == 0
+        if torch.compiler.is_compiling():  # both branches go into the graph, which cannot read the count
+            both = (lambda s, _: _fresh(geometry.derive(*s)), lambda _, kept: _fresh(kept))
+            new = torch.cond(is_due, *both, (statistics, derived))
+        else:
+            new = geometry.derive(*statistics) if is_due else ()
+        for kept, value in zip(derived, new, strict=False):
+            kept.copy_(value)
+
+
+def _fresh(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Copies in the usual layout: the branches of `torch.cond` return tensors of their own, laid out alike."""
+    return tuple([x.clone(memory_format=torch.contiguous_format) for x in tensors])
 
 
 def gradient(update: Update, config: Config) -> Tensor:
     """G_t, with its sign and penalty."""
-    g, x = as_read(update.grad, update.param), update.param
-    if config.maximize:
-        g = -g
+    g, x = signed(as_read(update.grad, update.param), config), update.param
     if config.l2 != 0:  # the penalty's gradient is part of G_t
         g = g + config.l2 * as_read(x, x)
     return g

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matrix_adagrad.geometry import Diagonal, Partition, Shape, sum_squares
+from matrix_adagrad.geometry import Partition, Shape, sum_squares
 from matrix_adagrad.geometry.base import quotient
 from matrix_adagrad.optim.step.backend import Backend
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, count, direction_of, join_average, store, widen
+from matrix_adagrad.optim.step.update import Update, count, direction_of, join_average, signed, store, widen
 from matrix_adagrad.torch_private import sparse_indices, sparse_values
 
 __all__ = ["Sparse", "touched_rows"]
@@ -35,10 +35,9 @@ class Sparse(Backend):
     def takes_rows(update: Update) -> bool:
         """Whether some rows can be stepped by themselves. Several partitions must view a tensor in the same shape."""
         geometry, shape = update.geometry, update.param.shape
-        if isinstance(geometry, Partition):
-            return True
-        partitions = geometry.partitions if isinstance(geometry, Diagonal) else ()
-        return len(partitions) > 0 and all(partition.cut(shape) == shape for partition in partitions)
+        partitions = geometry.partitions
+        is_partition = partitions == (geometry,)
+        return is_partition or (len(partitions) > 0 and all(own.cut(shape) == shape for own in partitions))
 
     def step(self, updates: Sequence[Update], config: Config) -> None:
         for update in updates:
@@ -51,8 +50,7 @@ class Sparse(Backend):
 def _step(update: Update, rows: Tensor, g: Tensor, config: Config) -> None:
     param, average = update.param, None
     x = widen(param.index_select(0, rows), param)  # a copy, which may be written to
-    if config.maximize:
-        g = -g
+    g = signed(g, config)
     if config.decay is not None:
         x.mul_(config.decay)
     elif config.l2 != 0:
@@ -68,6 +66,8 @@ def _step(update: Update, rows: Tensor, g: Tensor, config: Config) -> None:
     parts = zip(geometry.partitions, update.statistics, update.divisors, strict=True)
     views, statistics = zip(*[_accumulate(*part, rows, g, param.shape, config) for part in parts], strict=True)
     view, scale = views[0], geometry.scale(*[v / correction2 for v in statistics]) + config.eps
+    if config.domain is not None and config.domain.depends_on_metric and view == x.shape:
+        update.scale = scale  # for the projection
     x.view(view).addcmul_(direction.view(view), quotient(config.rate / correction1, scale), value=-1)
     if x.dtype != param.dtype:
         narrow = torch.empty_like(x, dtype=param.dtype)
@@ -92,11 +92,11 @@ def _accumulate(
     cut, dims = partition.cut(shape), partition.dims(shape)
     if 0 in dims:  # blocks that contain all rows: every step updates them
         view, where = (len(index), *cut[1:]), None
-    else:  # row i is alone in a block, or one of the group i // rows_a_group
-        rows_a_group = shape[0] // cut[0]
+    else:  # row i is alone in a block, or one of the group i // rows_per_group
+        rows_per_group = shape[0] // cut[0]
         view, where = (len(index), *cut[1:]), index
-        if rows_a_group > 1:
-            view, where = (len(index), 1, *cut[2:]), index // rows_a_group
+        if rows_per_group > 1:
+            view, where = (len(index), 1, *cut[2:]), index // rows_per_group
     squares = sum_squares(g.view(view), dims) / divisor
     if config.betas is not None:
         beta2 = config.betas[1]

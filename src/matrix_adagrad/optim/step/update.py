@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from matrix_adagrad.geometry import Diagonal, Geometry, Partition, Shape, sum_squares, wide_dtype
+from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.torch_private import foreach_add_
 
 __all__ = [
     "PLAIN",
-    "Dims",
     "Update",
     "are_plain",
     "count",
@@ -25,7 +24,8 @@ __all__ = [
     "is_sharded",
     "join_average",
     "local",
-    "shared_dims",
+    "mixed",
+    "signed",
     "store",
     "widen",
 ]
@@ -52,7 +52,7 @@ class Update:
     is_single_block: bool = False
     sums: tuple[Tensor, ...] = ()  # laid out as the statistics: what is measured here of blocks on several ranks
     rows: Tensor | None = None  # that a sparse gradient touches, sorted: for projections, after the step
-    scale: Tensor | None = None  # that the step divided by, of these rows or of all, once a backend has computed it
+    scale: Tensor | None = None  # that the step divided by, of these rows or of all: for projections, where it is known
     prepared: Any = None  # by a backend, for as long as the layout stays
 
     def written(self) -> list[Tensor]:
@@ -61,44 +61,18 @@ class Update:
         return [self.param, *averages, *self.statistics, self.step]
 
     def measure(self, g: Tensor) -> tuple[Tensor, ...]:
-        """What a gradient adds to each statistic. What a sum of squares extends over can be seen from its shape."""
-        are_sums = type(self.geometry).measure is Diagonal.measure
-        if are_sums and all(v.dim() == g.dim() for v in self.statistics):
-            return tuple([sum_squares(g, shared_dims(g, v)) for v in self.statistics])
-        return self.geometry.measure(g)
+        """What a gradient adds to each statistic."""
+        return self.geometry.measure_part(g, *self.statistics)
 
     def viewed(self) -> Update:
-        """A full parameter with a dense gradient, in the shape that a partition's statistic broadcasts against."""
-        if not isinstance(self.geometry, Partition) or type(self.geometry).cut is Partition.cut:
-            return self
-        return self.mapped(self.geometry.view)
+        """A full parameter with a dense gradient, in the shape that its statistics broadcast against."""
+        cut = self.geometry.cut(self.param.shape)
+        return self if len(cut) == self.param.dim() else self.mapped(lambda x: x.view(cut))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Update:
         """The update with another form of its full-size tensors."""
         average = None if self.average is None else change(self.average)
         return replace(self, param=change(self.param), grad=change(self.grad), average=average)
-
-
-@dataclass(frozen=True)
-class Dims(Partition):
-    """Blocks that span these dimensions of an already viewed tensor."""
-
-    inside: tuple[int, ...]
-    partition: Partition  # that they are the blocks of
-
-    def dims(self, shape: Shape) -> tuple[int, ...]:  # noqa: ARG002
-        return self.inside
-
-    def scale(self, *statistics: Tensor) -> Tensor:
-        return self.partition.scale(*statistics)
-
-    @property
-    def has_root_scale(self) -> bool:
-        return self.partition.has_root_scale
-
-    @property
-    def transpose(self) -> Partition:
-        self._lacks("transpose")
 
 
 def is_sharded(x: Any) -> bool:
@@ -135,11 +109,6 @@ def _is_plain(cls: type) -> bool:
     return not any(hook in vars(other) for other in others for hook in ("__torch_function__", "__torch_dispatch__"))
 
 
-def shared_dims(x: Tensor, statistic: Tensor) -> tuple[int, ...]:
-    """The dimensions of ``x`` along which entries share a scale."""
-    return tuple([d for d, size in enumerate(statistic.shape) if size != x.shape[d]])
-
-
 def widen(x: Tensor, like: Tensor) -> Tensor:
     """``x`` in the compute dtype of the parameter ``like``, or ``x`` itself if it already has that dtype."""
     dtype = wide_dtype(like.dtype)
@@ -149,6 +118,11 @@ def widen(x: Tensor, like: Tensor) -> Tensor:
 def count(steps: list[Tensor]) -> None:
     """Count one more step. Not with ``step += 1``, which torch 2.13 loses when it compiles a float64 scalar."""
     foreach_add_(steps, 1)
+
+
+def signed(g: Tensor, config: Config) -> Tensor:
+    """The gradient of what is minimized."""
+    return -g if config.maximize else g
 
 
 def direction_of(average: Tensor | None, gradient: Callable[[], Tensor], step: Tensor, config: Config) -> Tensor:
@@ -164,8 +138,8 @@ def direction_of(average: Tensor | None, gradient: Callable[[], Tensor], step: T
 def join_average(average: Tensor, g: Tensor, config: Config, stream: int) -> Tensor:
     """D_t = β₁ D_{t-1} + (1 - β₁) G_t, in place; returned as it is kept, in the dtype of G_t.
 
-    A narrow average is rounded up or down at random. To the nearest, it would stop at a gradient's neighbours: a tenth
-    of a unit in the last place is never enough to move it.
+    A narrow average is rounded up or down at random. With round-to-nearest it would stall: a tenth of a unit in the
+    last place is never enough to move it.
     """
     assert config.betas is not None
     if average.dtype == g.dtype:
@@ -180,6 +154,20 @@ def store(param: Tensor, x: Tensor, config: Config, stream: int) -> None:
     if config.stochastic_rounding and param.dtype is torch.bfloat16:
         x = _rounded(x, stream)
     param.copy_(x)
+
+
+_BITS = (1 << 64) - 1
+
+
+def mixed(*numbers: int) -> int:
+    """Hash several numbers to one nonzero 62-bit number that changes if any of them does (SplitMix64)."""
+    z = 0
+    for number in numbers:
+        z = (z + number + 0x9E3779B97F4A7C15) & _BITS
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _BITS
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & _BITS
+        z ^= z >> 31
+    return z >> 2 or 1
 
 
 _STREAM_OF_AVERAGE = 0x2545F4914F6CDD1D  # a parameter and its average draw different numbers
