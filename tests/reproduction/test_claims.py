@@ -4,7 +4,7 @@ import pytest
 
 from reproduction.experiments import EXPERIMENTS, Results, judge
 from reproduction.verdict import Check, Verdict
-from tests.reproduction.earned import FAILS, HOLDS
+from tests.reproduction.earned import FAILS, HOLDS, OPEN
 from tests.reproduction.fakes import played
 from tests.reproduction.games import test_claims as games
 from tests.reproduction.movielens import test_claims as movielens
@@ -13,6 +13,7 @@ from tests.reproduction.structure import test_claims as structure
 
 TRIED = {"games": games, "structure": structure, "movielens": movielens, "networks": networks}
 EARNED = {name: module.EARNED for name, module in TRIED.items()}
+DECIDED = {"storage", "cheaper-than-shampoo"}  # like those of games: by figures without intervals
 CLAIM = EXPERIMENTS["games"].claims[0]
 
 
@@ -22,7 +23,8 @@ def test_every_claim_is_tried():
     for name, experiment in EXPERIMENTS.items():
         assert set(EARNED[name]) == {claim.id for claim in experiment.claims}
         for claim, cases in EARNED[name].items():
-            assert {HOLDS, FAILS} <= {expected for _, expected in cases}, claim
+            found = {expected for _, expected in cases}
+            assert found >= ({HOLDS, FAILS} if name == "games" or claim in DECIDED else {HOLDS, FAILS, OPEN}), claim
 
 
 def test_what_was_not_run_has_no_verdict():

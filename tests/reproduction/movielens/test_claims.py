@@ -3,7 +3,7 @@
 import pytest
 
 from reproduction.experiments import EXPERIMENTS
-from tests.reproduction.earned import FAILS, HOLDS, cases, check
+from tests.reproduction.earned import FAILS, HOLDS, OPEN, OTHERWISE_OPEN, cases, check
 from tests.reproduction.fakes import played
 from tests.reproduction.movielens.fakes import Fake
 
@@ -42,51 +42,57 @@ EARNED = {
         ({"rmse": by_geometry(0.95, 0.95, 0.97)}, FAILS),
         ({"rmse": by_geometry(0.96, 0.95, 0.97)}, FAILS),
         ({"rmse": by_geometry(1.2, 0.95, 0.97)}, FAILS),  # only the others learn something
-        ({"rmse": USUAL, "scatter": 0.1}, FAILS),
-        ({"rmse": USELESS}, FAILS),
+        ({"rmse": USUAL, "scatter": 0.1}, OPEN),
+        ({"rmse": USELESS}, OPEN),
     ],
     "rows-beat-entries-substantially": [
         ({"rmse": USUAL}, HOLDS),
         ({"rmse": as_paper_or_useless}, HOLDS),
         ({"rmse": row_in(lambda c: c.per_rating, 0.93, 0.95)}, "holds only if: λ once per rating"),
         ({"rmse": by_geometry(0.945, 0.95, 0.97)}, FAILS),
-        ({"rmse": USELESS}, FAILS),
+        ({"rmse": USELESS}, OPEN),
+        ({"scatter": 0.1}, OPEN),
     ],
     "rows-lead-early": [
         ({"early": by_geometry(1.0, 2.0, 2.0)}, HOLDS),
         ({"early": row_in(centred, 1.0, 2.0)}, ONLY_LARGE),
         ({"early": by_geometry(2.0, 1.0, 2.0)}, FAILS),
         ({}, FAILS),
-        ({"rmse": USELESS, "early": by_geometry(1.0, 2.0, 2.0)}, FAILS),
+        ({"rmse": USELESS, "early": by_geometry(1.0, 2.0, 2.0)}, OPEN),
+        ({"scatter": 0.1}, OPEN),
     ],
     "rows-have-less-area": [
         ({"early": by_geometry(1.0, 2.0, 2.0)}, HOLDS),
         ({"early": row_in(centred, 1.0, 2.0)}, ONLY_LARGE),
         ({"early": by_geometry(2.0, 1.0, 2.0)}, FAILS),
-        ({"rmse": USELESS, "early": by_geometry(1.0, 2.0, 2.0)}, FAILS),
+        ({"rmse": USELESS, "early": by_geometry(1.0, 2.0, 2.0)}, OPEN),
+        ({"scatter": 0.1}, OPEN),
     ],
     "rows-need-fewer-epochs": [
         ({"early": by_geometry(0.1, 1.0, 1.0)}, HOLDS),
         ({"early": row_in(centred, 0.1, 1.0)}, ONLY_LARGE),
         ({"early": by_geometry(1.0, 0.1, 1.0)}, FAILS),
         ({"rmse": by_geometry(0.95, 1.05, 1.05)}, HOLDS),  # AdaGrad never gets there
-        ({"rmse": USELESS}, FAILS),
+        ({"rmse": USELESS}, OPEN),
+        ({"scatter": 0.1}, OPEN),
     ],
     "rows-train-better": [
         ({"train": by_geometry(0.7, 0.8, 0.8)}, HOLDS),
-        ({"train": row_in(centred, 0.7, 0.8)}, ONLY_LARGE),
+        ({"train": row_in(centred, 0.7, 0.8)}, ONLY_LARGE + OTHERWISE_OPEN),
         ({"train": by_geometry(0.8, 0.7, 0.8)}, FAILS),
-        ({"rmse": USELESS, "train": by_geometry(0.7, 0.8, 0.8)}, FAILS),
+        ({"rmse": USELESS, "train": by_geometry(0.7, 0.8, 0.8)}, OPEN),
+        ({"scatter": 0.1}, OPEN),
     ],
     "columns-are-worst": [
         ({"rmse": USUAL}, HOLDS),
         ({"rmse": as_paper_or_useless}, HOLDS),
         (
             {"rmse": lambda c, geometry: 0.99 if geometry == "column" and c.batch == 64 else 0.95},
-            "holds only if: batches of 64",
+            "holds only if: batches of 64" + OTHERWISE_OPEN,
         ),
         ({"rmse": by_geometry(0.93, 0.95, 0.94)}, FAILS),
-        ({"rmse": USELESS}, FAILS),
+        ({"rmse": USELESS}, OPEN),
+        ({"scatter": 0.1}, OPEN),
     ],
     "storage": [
         ({"rmse": USUAL}, HOLDS),
