@@ -13,6 +13,7 @@ from torch import nn
 
 from matrix_adagrad import EmbeddingBag, __version__
 from reproduction.experiments import EXPERIMENTS
+from reproduction.games.analysis import CONDITIONS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -86,6 +87,62 @@ def test_the_page_has_the_claims_of_the_published_run():
         claim.id for experiment in EXPERIMENTS.values() for claim in experiment.claims
     ]
     assert not published["quick"]
+
+
+def figures(claim, circumstances):
+    """What the published run found, in words, and the numbers in it."""
+    published = json.loads((ROOT / "docs" / "results" / "claims.json").read_text(encoding="utf-8"))
+    checks = next(each["figures"] for each in published["claims"] if each["id"] == claim)
+    said = next(check["figures"] for check in checks if check["if"] == circumstances)
+    return said, [float(number) for number in re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d+)?", said)]
+
+
+def says(page, sentence, *values):
+    """Check that a page has the sentence, with these values, rounded, wherever it has #."""
+    text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+    found = re.search(re.escape(sentence).replace(r"\#", r"(\d+(?:\.\d+)?)"), text)
+    assert found, f"{page} does not say: {sentence}"
+    for number, value in zip(found.groups(), values, strict=True):
+        unit = 10 ** -len(number.partition(".")[2])
+        assert float(number) == pytest.approx(value, abs=0.51 * unit), sentence
+
+
+def test_the_summary_of_movielens_agrees_with_the_published_figures():
+    default = "the default setting"
+    says(
+        "reproduction.md",
+        "Row-AdaGrad ends # [#, #] below AdaGrad, # % of the RMSE",
+        *figures("rows-beat-entries", default)[1],
+    )
+    first, second, _ = figures("rows-lead-early", default)[1][::4]
+    says("reproduction.md", "by # after the first epoch and # after the second", first, second)
+    first, second, _ = figures("rows-lead-early", f"{default}, each learning rate chosen for that epoch")[1][::4]
+    says("reproduction.md", "lead is #, # and nothing after 1, 2 and 5 epochs", first, second)
+
+
+def test_the_summary_of_networks_and_of_structure_agrees_with_the_published_figures():
+    ratios = []
+    for depth in (5, 15, 25):
+        said, _ = figures("larger-rates", f"setting A, {depth} layers")
+        adam, row = (float(re.search(rf"{name} trains up to ([\d.]+)", said)[1]) for name in ("Adam", "Momentum"))
+        ratios.append(row / adam)
+    says("reproduction.md", "rows train is # to # times Adam's", min(ratios), max(ratios))
+    excesses = [
+        figures("alignment", f"{task}: loss, different {what}")[1][0]
+        for task in ("training", "training, proportional solution")
+        for what in ("frequency", "size")
+    ]
+    says("reproduction.md", "columns end # to # % above them in loss", min(excesses), max(excesses))
+
+
+def test_the_counts_of_games_that_meet_a_condition_agree_with_the_published_figures():
+    broken, bounds, hold, without, *_, regret, bound = figures("theorem-1", "as printed, without a condition")[1]
+    met = [figures("theorem-1", name)[1][1] / 2 for name in CONDITIONS]
+    sentence = "In the # games that `python -m reproduction games` plays with rows, the condition of §4.2 is met in #, "
+    says("theory.md", f"{sentence}that of App. E in #, and the one for every row in #", bounds / 2, *met)
+    says("theory.md", "Of the # bounds in the # games that meet none, # hold", without, without / 2, hold)
+    says("reproduction.md", "δ = 10⁶, the regret is # and the bound #", regret, bound)
+    assert broken == without - hold  # no game that meets a condition breaks the theorem
 
 
 def public_names():
