@@ -117,7 +117,7 @@ def _standings(race: RaceResult) -> Table:
 
 
 def _curves(race: RaceResult) -> Figure:
-    trained = [one.outcome for one in race.finalists if math.isfinite(one.outcome.score)]
+    trained = [standing.outcome for standing in race.finalists if math.isfinite(standing.outcome.score)]
     lines = [_curve(outcome) for outcome in trained]
     ours = f"; the plan's {race.chosen.name} ends at {race.chosen.outcome.score:.4g}" if race.chosen else ""
     return Figure(

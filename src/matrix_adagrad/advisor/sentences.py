@@ -61,7 +61,7 @@ def _choice(result: RaceResult, chosen: Standing, length: int) -> str:
     if others := _others(result):
         names = " and ".join([chosen.name, *(rival.name for rival in others)])
         return f"Undecided between {names}: until more is known, use {use}."
-    ours = next(one for one in result.finalists if one.outcome.candidate.geometries is not None)
+    ours = next(standing for standing in result.finalists if standing.outcome.candidate.geometries is not None)
     if chosen is ours:
         why = "it has the lowest loss" if chosen is result.best else "it has the lowest loss of this package"
     else:
