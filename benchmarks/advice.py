@@ -80,9 +80,9 @@ def full_length(task: Task, steps: int, advice: Advice) -> list[dict[str, Any]]:
         tuning = Tuning(outcome.candidate, {at: dict(rung) for at, rung in shorter.items()})
         race.tune(tuning, steps)
         found.append({"candidate": outcome.name, "lr": tuning.best_lr(steps), "tuned": tuning.score(steps)})
-    for one in sorted(found, key=lambda one: one["tuned"])[:CLOSE]:
-        one["scores"] = [run.score for run in race.runs(advice.race[one["candidate"]].outcome.candidate, one["lr"])]
-    return [one | {"score": statistics.fmean(one.get("scores", [math.inf]))} for one in found]
+    for row in sorted(found, key=lambda row: row["tuned"])[:CLOSE]:
+        row["scores"] = [run.score for run in race.runs(advice.race[row["candidate"]].outcome.candidate, row["lr"])]
+    return [row | {"score": statistics.fmean(row.get("scores", [math.inf]))} for row in found]
 
 
 def _advice(task: Task, steps: int, advice: Advice) -> dict[str, Any]:

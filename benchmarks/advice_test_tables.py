@@ -231,8 +231,8 @@ def auto_rec() -> Task:
     def draw(samples: int, random: torch.Generator) -> Batch:
         mixed = tastes[torch.randint(12, (samples,), generator=random)]
         bought = torch.multinomial(mixed, 16, generator=random)
-        seen, hidden = (torch.zeros(samples, 300).scatter_(1, part, 1.0) for part in bought.split(8, 1))
-        return seen, hidden / 8
+        shown, hidden = (torch.zeros(samples, 300).scatter_(1, part, 1.0) for part in bought.split(8, 1))
+        return shown, hidden / 8
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return functional.cross_entropy(model(batch[0]), batch[1])

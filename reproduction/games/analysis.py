@@ -33,8 +33,8 @@ def _span(values: Iterable[float], form: str = ".2f") -> str:
 
 
 def _judged(circumstances: str, found: Sequence[Checked]) -> Check:
-    least = min((one.right - one.left) / max(abs(one.right), abs(one.left)) for one in found)
-    broken = sum(not one.holds for one in found)
+    least = min((check.right - check.left) / max(abs(check.right), abs(check.left)) for check in found)
+    broken = sum(not check.holds for check in found)
     slack = "the tightest is an equality" if abs(least) < ROUNDING else f"smallest relative slack {least:.1%}"
     return Check(circumstances, not broken, f"{broken} of {len(found)} broken; {slack}")
 
@@ -43,7 +43,7 @@ def _inequalities(*names: str) -> Callable[[Evidence], Iterator[Check]]:
     """Check the inequalities with these names in every game."""
 
     def checks(evidence: Evidence) -> Iterator[Check]:
-        yield _judged("", [one for game in evidence.theorems() for one in game.checked if one.name in names])
+        yield _judged("", [check for game in evidence.theorems() for check in game.checked if check.name in names])
 
     return checks
 
@@ -51,25 +51,25 @@ def _inequalities(*names: str) -> Callable[[Evidence], Iterator[Check]]:
 def _general(evidence: Evidence) -> Iterator[Check]:
     for circumstances, touches in (("iterates in the interior", False), ("iterates on the boundary", True)):
         games = [game for game in evidence.theorems() if (game.boundary > 0) is touches]
-        if found := [one for game in games for one in game.checked if one.name in GENERAL]:
+        if found := [check for game in games for check in game.checked if check.name in GENERAL]:
             yield _judged(circumstances, found)
 
 
 def _theorem(learner: str) -> Callable[[Evidence], Iterator[Check]]:
     def checks(evidence: Evidence) -> Iterator[Check]:
         games = [game for game in evidence.theorems() if game.config.learner == learner]
-        found = [(game, one) for game in games for one in game.checked if one.name in BOUNDS]
+        found = [(game, check) for game in games for check in game.checked if check.name in BOUNDS]
         for circumstances, condition in CONDITIONS.items():
-            met = [one for game, one in found if game.meets(condition)]
+            met = [check for game, check in found if game.meets(condition)]
             if met:
-                broken, worst = sum(not one.holds for one in met), max(one.left / one.right for one in met)
+                broken, worst = sum(not check.holds for check in met), max(check.left / check.right for check in met)
                 figures = f"{broken} of {len(met)} broken; regret at most {worst:.2f} times its bound"
                 yield Check(circumstances, not broken, figures)
-        broken = sum(not one.holds for _, one in found)
-        without = [one.holds for _, one in found if not one.is_guaranteed]
+        broken = sum(not check.holds for _, check in found)
+        without = [check.holds for _, check in found if not check.is_guaranteed]
         figures = f"{broken} of {len(found)} broken; where no condition is met, {sum(without)} of {len(without)} hold"
-        for one in (one for game, one in found if game.config.game == STUBBORN and one.name == BOUNDS[1]):
-            figures += f"; {STUBBORN}, T = 3, δ = 10⁶: regret {one.left:.1f}, bound {one.right:.1f}"
+        for check in (check for game, check in found if game.config.game == STUBBORN and check.name == BOUNDS[1]):
+            figures += f"; {STUBBORN}, T = 3, δ = 10⁶: regret {check.left:.1f}, bound {check.right:.1f}"
         yield Check("as printed, without a condition", not broken, figures)
 
     return checks
@@ -78,8 +78,8 @@ def _theorem(learner: str) -> Callable[[Evidence], Iterator[Check]]:
 def _finer(evidence: Evidence) -> Iterator[Check]:
     for delta in sorted({game.config.delta for game in evidence.theorems() if game.config.game != STUBBORN}):
         games = [game for game in evidence.theorems() if game.config.delta == delta]
-        found = [one for game in games for one in game.checked if one.name == FINER]
-        lower = [1 - one.left / one.right for one in found]
+        found = [check for game in games for check in game.checked if check.name == FINER]
+        lower = [1 - check.left / check.right for check in found]
         yield Check(f"δ = {delta:g}", min(lower) > 0, f"lower by {_span(lower, '.2g')} of it in {len(found)} games")
 
 

@@ -115,15 +115,15 @@ def _theorems(evidence: Evidence) -> Table:
 
 
 def _conditions(evidence: Evidence) -> Table:
-    names = [*dict.fromkeys(one.name for game in evidence.theorems() for one in game.checked if one.is_condition)]
+    names = [*dict.fromkeys(check.name for game in evidence.theorems() for check in game.checked if check.is_condition)]
     rows = []
     for game in evidence.theorems():
-        bounds = {one.name: one for one in game.checked if one.name in BOUNDS}
+        bounds = {check.name: check for check in game.checked if check.name in BOUNDS}
         rows.append(
             (
                 *(game.config.game, game.config.learner, f"{game.config.delta:g}", f"{game.boundary:.0%}"),
                 *("met" if game.meets(name) else "–" for name in names),
-                *(f"{one.left / one.right:.3f}" if (one := bounds.get(name)) else "–" for name in BOUNDS),
+                *(f"{check.left / check.right:.3f}" if (check := bounds.get(name)) else "–" for name in BOUNDS),
             )
         )
     return Table(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import torch
 
@@ -64,7 +65,7 @@ class Result:
 
     def meets(self, condition: str) -> bool:
         """Whether the condition of this name was checked, and met."""
-        return any(one.holds for one in self.checked if one.is_condition and one.name == condition)
+        return any(check.holds for check in self.checked if check.is_condition and check.name == condition)
 
 
 def run(config: Config) -> Result:
@@ -84,9 +85,7 @@ def run(config: Config) -> Result:
     return Result(
         config,
         statistics.fmean(on_boundary),
-        tuple(
-            (one.name, one.place, one.left, one.right, one.holds, one.is_guaranteed, one.is_condition) for one in found
-        ),
+        tuple(map(attrgetter(*(field.name for field in fields(Checked))), found)),
     )
 
 

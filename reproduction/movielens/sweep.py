@@ -165,7 +165,8 @@ class Search:
     def _more(self, geometry: str, errors: Errors) -> tuple[int, ...]:
         """The points that are missing for the search to end."""
         best = {point_of(errors.best(fold)) for fold in range(self.size.folds)}
-        wanted = {point + way * step for point in best for way in (-1, 1) for step in STEPS if step >= self.size.finest}
+        steps = [step for step in STEPS if step >= self.size.finest]
+        wanted = {point + sign * step for point in best for step in steps for sign in (-1, 1)}
         points = [point_of(lr) for lr in errors.lrs]
         if self.setting == DEFAULT:
             low, high = errors.good_range()

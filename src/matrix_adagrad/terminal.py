@@ -10,14 +10,14 @@ from typing import Any, TextIO
 
 __all__ = ["StepProgress", "painter", "progress_bar"]
 
-COLOURS = {"green": "32", "yellow": "33", "red": "31", "gray": "90"}
+CODES = {"green": "32", "yellow": "33", "red": "31", "gray": "90"}
 
 
 def painter(stream: TextIO) -> Callable[[str, str], str]:
     """A function that colours text, unless the stream is not a terminal or the user wants no colours."""
     if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return lambda text, _: text
-    return lambda text, colour: f"\033[{COLOURS[colour]}m{text}\033[0m"
+    return lambda text, colour: f"\033[{CODES[colour]}m{text}\033[0m"
 
 
 def progress_bar() -> Any:

@@ -69,7 +69,7 @@ def test_the_level_candidate_with_the_least_state_is_chosen():
     assert race.chosen.name == "level"
     assert race.rivals == ()
     assert "it shows no difference from best (+0.005" in verdict(race, STEPS)
-    assert "inside of ±0.022) and has less state" in verdict(race, STEPS)
+    assert "within ±0.022) and has less state" in verdict(race, STEPS)
 
 
 def test_a_candidate_that_is_far_behind_is_not_chosen_even_if_noise_hides_it():
@@ -129,7 +129,7 @@ def test_the_rate_is_extrapolated_to_a_longer_run_and_what_that_leaves_open_is_s
     said = verdict(race, 4 * STEPS)
     assert "Use “a” with lr 0.05 for runs of 320 steps" in said
     assert "Nothing was measured beyond 80 steps" in said
-    assert "which family is best at 320 steps cannot be said" in said
+    assert "which family is best at 320 steps is not known" in said
     assert "b is catching up: behind by 0.3 at 40 steps, and by 0.1 at 80." in said
 
 

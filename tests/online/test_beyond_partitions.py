@@ -46,10 +46,10 @@ def play(game, scheme, rounds=60, **options):
 @pytest.mark.parametrize("scheme", COVERS)
 def test_covers_meet_their_conditions_and_every_inequality_is_guaranteed(name, scheme):
     regret = RegretMeter(learner(GAMES[name], scheme)).play(GAMES[name], 100, exact=True)
-    assert {RISES, COVERED, DIVERGENCES, GRADIENTS, BOUND, THEORY} <= {one.name for one in regret.inequalities}
-    for one in regret.inequalities:
-        assert one.is_guaranteed
-        assert one.holds, one.name
+    assert {RISES, COVERED, DIVERGENCES, GRADIENTS, BOUND, THEORY} <= {check.name for check in regret.inequalities}
+    for check in regret.inequalities:
+        assert check.is_guaranteed
+        assert check.holds, check.name
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def test_a_full_metric_is_bounded_with_the_spectral_norm(name, scheme):
         again.update(game.loss(t, again.x)[1])
     assert regret.terms.distance == pytest.approx(max(float(torch.linalg.matrix_norm(gap, 2)) for gap in gaps))
     assert regret.terms.distance <= max(float(gap.norm()) for gap in gaps) * (1 + 1e-12)
-    for one in regret.inequalities:
-        assert one.holds or one.is_condition, one.name
+    for check in regret.inequalities:
+        assert check.holds or check.is_condition, check.name
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -132,7 +132,7 @@ def test_the_product_falls_and_then_the_bound_of_covers_may_fail():
     assert regret.holds  # Corollary 1 is all that was promised
     for cover in COVERS:
         held = play(along_the_diagonal(), Factored(cover), 1600)
-        assert all(one.holds and one.is_guaranteed for one in held.inequalities)
+        assert all(check.holds and check.is_guaranteed for check in held.inequalities)
 
 
 def test_a_metric_below_the_root_breaks_the_inequality_of_gradients():
@@ -200,7 +200,7 @@ def test_a_metric_of_blocks_and_one_of_a_batch_have_their_bounds_without_a_domai
             meter.record(float((grad * meter.learner.x).sum()), grad)
         best = FrobeniusBall(1.0).argmin(total)
         regret = meter.regret(Solution(best, float((total * best).sum()), 0.0))
-        assert "the same, with the stabilizer's term" in {one.name for one in regret.inequalities}
+        assert "the same, with the stabilizer's term" in {check.name for check in regret.inequalities}
         assert regret.holds
 
 

@@ -48,7 +48,7 @@ def test_each_condition_on_delta_is_sufficient(case, scheme):
     if eta == 0:  # a simplex of one column is a point
         return
     regret = play(game, scheme, rounds, delta=delta, eta=eta, start=start)
-    met = {one.name for one in regret.inequalities if one.is_condition and one.holds}
+    met = {check.name for check in regret.inequalities if check.is_condition and check.holds}
     assert met <= set(CONDITIONS)
     event(f"{len(met)} conditions met, the theorem {regret[THEOREM].verdict}")
     assert regret["the same, with the stabilizer's term"].holds

@@ -29,8 +29,8 @@ GEOMETRIES: tuple[Geometry, ...] = (
 )
 
 
-# The ways to run a step, as a user asks for them.
-WAYS: dict[str, dict[str, bool]] = {"reference": {"foreach": False}, "foreach": {"foreach": True}, "native": {}}
+# The backends, as a user asks for them.
+BACKENDS: dict[str, dict[str, bool]] = {"reference": {"foreach": False}, "foreach": {"foreach": True}, "native": {}}
 
 
 @dataclass(frozen=True)

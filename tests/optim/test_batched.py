@@ -9,21 +9,21 @@ from torch.nn import Parameter
 
 from matrix_adagrad import Batched, Blocks, Column, MatrixAdaGrad, MatrixMomentum, Row, RowAdaGrad, RowMomentum, Whole
 from matrix_adagrad.optim.sharding import statistic_layout
-from tests.optim.table import WAYS
+from tests.optim.table import BACKENDS
 from tests.optim.training import assert_bitwise, assert_same, make_grads, make_params, train
 
 SHAPE = (2, 3, 4, 6)
-each_way = pytest.mark.parametrize("way", WAYS)
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_class = pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])
 
 
-@each_way
+@each_backend
 @each_class
 @pytest.mark.parametrize("geometry", [Row(), Column(), Whole(), Blocks(rows=2), Blocks(columns=3)], ids=str)
-def test_a_batch_takes_the_steps_of_its_matrices(geometry, cls, way):
+def test_a_batch_takes_the_steps_of_its_matrices(geometry, cls, backend):
     (batch,) = make_params(shapes=[SHAPE])
     alone = [Parameter(x.clone()) for x in batch.detach().flatten(0, 1)]
-    options = {"lr": 0.1, "reduction": "mean", "weight_decay": 0.1, **WAYS[way]}
+    options = {"lr": 0.1, "reduction": "mean", "weight_decay": 0.1, **BACKENDS[backend]}
     batched, separate = cls([batch], geometry=Batched(geometry), **options), cls(alone, geometry=geometry, **options)
     for t in range(3):
         (batch.grad,) = make_grads([batch], t)

@@ -29,7 +29,7 @@ from matrix_adagrad.geometry import Blocks, Partition
 from matrix_adagrad.optim.step import dispatch
 from matrix_adagrad.optim.step import native as native_backend
 from tests.domains.table import BOUNDED, SHAPE, draw
-from tests.optim.table import CLASSES, TABLE, WAYS
+from tests.optim.table import BACKENDS, CLASSES, TABLE
 from tests.optim.training import assert_bitwise, assert_same
 
 every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)
@@ -73,9 +73,9 @@ def test_the_step_minimises_over_the_domain(entrant, domain):
 @pytest.mark.parametrize("domain", BOUNDED, ids=repr)
 def test_every_way_to_run_it_gives_the_same(entrant, domain):
     runs = []
-    for way in WAYS.values():
+    for backend in BACKENDS.values():
         param = start(domain)
-        optimizer = entrant([param], lr=0.3, domain=domain, weight_decay=0.1, **way)
+        optimizer = entrant([param], lr=0.3, domain=domain, weight_decay=0.1, **backend)
         for t in range(5):
             param.grad = draw(t)
             optimizer.step()
@@ -113,10 +113,10 @@ def sparse(rows, values):
 
 @every_class
 @pytest.mark.parametrize("domain", ROWS, ids=repr)
-@pytest.mark.parametrize("way", ["native", "reference"])
-def test_sparse_gradients_take_the_dense_step(entrant, domain, way):
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_sparse_gradients_take_the_dense_step(entrant, domain, backend):
     dense, table = start(domain), start(domain)
-    optimizers = [entrant([param], lr=0.5, domain=domain, **WAYS[way]) for param in (dense, table)]
+    optimizers = [entrant([param], lr=0.5, domain=domain, **BACKENDS[backend]) for param in (dense, table)]
     every = entrant.statistic == "exp_avg_sq"  # momentum is lazy
     rows = [*range(6), 3, 3] if every else [5, 1, 1, 3]
     for t in range(3):
@@ -163,15 +163,15 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize("domain", [Balls(0.1, Blocks(columns=2)), RowBalls(0.1), RowSimplex()], ids=str)
 @pytest.mark.parametrize("geometry", ["row", "entry", Blocks(columns=2), Blocks(columns=None)], ids=str)
-def test_a_projection_after_a_sparse_step_costs_the_touched_rows(geometry, domain, way):
+def test_a_projection_after_a_sparse_step_costs_the_touched_rows(geometry, domain, backend):
     table = Parameter(domain.project(torch.zeros(1000, 4), 1.0))
     table.grad = torch.sparse_coo_tensor(
         torch.tensor([[7, 3, 7]]), draw(1, (3, 4)).float(), (1000, 4), check_invariants=True
     )
-    optimizer = MatrixAdaGrad([table], geometry=geometry, domain=domain, lr=1.0, **way)
+    optimizer = MatrixAdaGrad([table], geometry=geometry, domain=domain, lr=1.0, **backend)
     optimizer.step()
     with Sizes() as sizes:
         optimizer.step()
@@ -208,14 +208,14 @@ def test_a_native_step_hands_out_the_rows_that_it_touched(nnz, in_bags, monkeypa
     ids=str,
 )
 def test_what_is_known_of_a_tensor_is_kept_for_the_next_step(options, monkeypatch):
-    params = {way: Parameter(torch.zeros(SHAPE)) for way in (None, False)}
-    optimizers = {way: MatrixAdaGrad([param], fused=way, **options) for way, param in params.items()}
+    params = {backend: Parameter(torch.zeros(SHAPE)) for backend in (None, False)}
+    optimizers = {backend: MatrixAdaGrad([param], fused=backend, **options) for backend, param in params.items()}
     for t in range(4):
         if t == 2:
             monkeypatch.setattr(native_backend, "_describe", None)
-        for way, param in params.items():
+        for backend, param in params.items():
             param.grad = draw(t).float()
-            optimizers[way].step()
+            optimizers[backend].step()
     assert_same([params[None]], [params[False]])
 
 

@@ -298,11 +298,11 @@ def test_what_is_not_finite_stays_in_its_row(value):
         x = torch.zeros(40, 70, dtype=dtype)
         g = torch.ones(40, 70, dtype=dtype)
         g[7, 33] = value
-        ways = [state_of([x.clone()], [g], a_config(Row())) for _ in range(2)]
-        fused(ways[0], a_config(Row()))
-        reference(ways[1], a_config(Row()))
-        torch.testing.assert_close(ways[0].params, ways[1].params, rtol=0.01, atol=0, equal_nan=True)
-        assert ways[0].params[0][torch.arange(40) != 7].isfinite().all()
+        results = [state_of([x.clone()], [g], a_config(Row())) for _ in range(2)]
+        fused(results[0], a_config(Row()))
+        reference(results[1], a_config(Row()))
+        torch.testing.assert_close(results[0].params, results[1].params, rtol=0.01, atol=0, equal_nan=True)
+        assert results[0].params[0][torch.arange(40) != 7].isfinite().all()
 
 
 def test_stochastic_rounding_is_unbiased_and_repeats_with_the_seed():
@@ -417,11 +417,11 @@ def test_tensors_that_do_not_belong_together_raise_and_never_reach_the_kernels(w
 
 
 def test_lazy_negatives_and_zeros_are_left_to_torch():
-    for way in ({}, {"foreach": False}):
+    for backend in ({}, {"foreach": False}):
         x = Parameter(torch.ones(3, 4, dtype=torch.cfloat).mul(1j).conj().imag)
         assert x.is_neg()
         x.grad = torch.ones(3, 4)
-        RowAdaGrad([x], lr=0.5, **way).step()
+        RowAdaGrad([x], lr=0.5, **backend).step()
         torch.testing.assert_close(x.detach(), torch.full((3, 4), -1.25))
     x = Parameter(torch.ones(2, 2))
     x.grad = torch._efficientzerotensor((2, 2))

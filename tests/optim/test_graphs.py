@@ -18,7 +18,7 @@ from matrix_adagrad import (
     RowMomentum,
     matrix_optimizer,
 )
-from tests.optim.table import CLASSES, GEOMETRIES, TABLE, WAYS, settings
+from tests.optim.table import BACKENDS, CLASSES, GEOMETRIES, TABLE, settings
 from tests.optim.training import assert_same, make_grads, make_params, train
 
 every_class = pytest.mark.parametrize("entrant", CLASSES, ids=str)
@@ -26,12 +26,12 @@ every_entrant = pytest.mark.parametrize("entrant", TABLE, ids=str)
 
 
 @every_entrant
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_a_tensor_learning_rate_is_the_number_it_holds(entrant, way, shape):
+def test_a_tensor_learning_rate_is_the_number_it_holds(entrant, backend, shape):
     lr = torch.full(shape, 0.1, dtype=torch.float64)
-    by_tensor, _ = train(lambda p: entrant(p, lr=lr, **way))
-    by_number, _ = train(lambda p: entrant(p, lr=0.1, **way))
+    by_tensor, _ = train(lambda p: entrant(p, lr=lr, **backend))
+    by_number, _ = train(lambda p: entrant(p, lr=0.1, **backend))
     assert_same(by_tensor, by_number, rtol=1e-13, atol=1e-15)
     assert [tuple(p.shape) for p in by_tensor] == [tuple(p.shape) for p in make_params()]
 
@@ -54,9 +54,9 @@ def test_a_capturable_step_reads_no_value_back(entrant, foreach):
 
 @every_entrant
 def test_a_capturable_step_equals_a_plain_one(entrant):
-    for way in WAYS.values():
-        captured, _ = train(lambda p, way=way: entrant(p, capturable=True, **way))
-        plain, _ = train(lambda p, way=way: entrant(p, **way))
+    for backend in BACKENDS.values():
+        captured, _ = train(lambda p, backend=backend: entrant(p, capturable=True, **backend))
+        plain, _ = train(lambda p, backend=backend: entrant(p, **backend))
         assert_same(captured, plain, rtol=1e-6, atol=1e-9)  # the count of steps is a float32
 
 

@@ -18,7 +18,7 @@ CLASSES = (MatrixAdaGrad, MatrixMomentum)
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 2**16)
 kinds = st.sampled_from(CLASSES)
-ways = st.sampled_from([None, False, True])  # foreach; None: the native kernels
+backends = st.sampled_from([None, False, True])  # foreach; None: the native kernels
 options = st.fixed_dictionaries(
     {
         "lr": st.sampled_from([0.01, 1.0]),
@@ -26,7 +26,7 @@ options = st.fixed_dictionaries(
         "weight_decay": st.sampled_from([0.0, 0.1]),
         "decoupled_weight_decay": st.booleans(),
         "maximize": st.booleans(),
-        "foreach": ways,
+        "foreach": backends,
     }
 )
 
@@ -113,7 +113,7 @@ def test_permutations_of_rows_and_columns_commute(cls, geometry, options, m, n, 
     close(permuted, play(cls, geometry, x, grads, **options)[rows][:, columns])
 
 
-@given(ways, st.sampled_from(["sum", "mean"]), sizes, sizes, seeds, st.floats(-20, 20))
+@given(backends, st.sampled_from(["sum", "mean"]), sizes, sizes, seeds, st.floats(-20, 20))
 def test_scaling_the_gradients_of_a_row_leaves_its_adagrad_step_unchanged(foreach, reduction, m, n, seed, exponent):
     x, grads = problem(m, n, seed)
     i = seed % m
@@ -126,7 +126,7 @@ def test_scaling_the_gradients_of_a_row_leaves_its_adagrad_step_unchanged(foreac
     )
 
 
-@given(kinds, st.sampled_from(GEOMETRIES), st.sampled_from([(4, 6), (2, 2), (6, 10)]), ways, seeds)
+@given(kinds, st.sampled_from(GEOMETRIES), st.sampled_from([(4, 6), (2, 2), (6, 10)]), backends, seeds)
 def test_mean_with_lr_and_eps_equals_sum_with_both_times_root_n(cls, geometry, shape, foreach, seed):
     x, grads = problem(*shape, seed)
     root = math.sqrt(geometry.members(shape))

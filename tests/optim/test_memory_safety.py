@@ -140,15 +140,15 @@ def test_a_gradient_between_the_parameters_entries_is_one_as_any(cls):
 
 @pytest.mark.parametrize("cls", [RowAdaGrad, ColumnAdaGrad, RowMomentum])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize(
     ("before", "after"),
     [(torch.float32, torch.float64), (torch.bfloat16, torch.float64), (torch.float64, torch.float32)],
     ids=str,
 )
-def test_state_follows_a_parameter_that_gets_another_dtype(cls, sparse, way, before, after):
+def test_state_follows_a_parameter_that_gets_another_dtype(cls, sparse, backend, before, after):
     table = nn.Embedding(10, 4, sparse=sparse).to(before)
-    optimizer = cls(table.parameters(), lr=0.1, **way)
+    optimizer = cls(table.parameters(), lr=0.1, **backend)
 
     def step():
         optimizer.zero_grad()
@@ -163,7 +163,7 @@ def test_state_follows_a_parameter_that_gets_another_dtype(cls, sparse, way, bef
     weight, state = table.weight, optimizer.state[table.weight]
     assert {value.dtype for key, value in state.items() if key != "step"} == {after}
 
-    table, optimizer = made_anew, cls(made_anew.parameters(), lr=0.1, **way)
+    table, optimizer = made_anew, cls(made_anew.parameters(), lr=0.1, **backend)
     optimizer.load_state_dict(saved)
     step()
     assert_bitwise([table.weight, *optimizer.state[table.weight].values()], [weight, *state.values()])

@@ -29,7 +29,7 @@ every_class = pytest.mark.parametrize("cls", CLASSES)
 DESCENTS = [SteepestDescent, {"geometry": Row()}], [SteepestDescent, {"geometry": Spectral(), "nesterov": True}]
 AVERAGES = [
     *([MatrixMomentum, {"geometry": own}] for own in (Row(), Column(), Entry(), Whole(), Blocks(rows=2), Factored())),
-    *([MatrixMomentum, {"foreach": way, "weight_decay": 0.1}] for way in (True, False)),
+    *([MatrixMomentum, {"foreach": backend, "weight_decay": 0.1}] for backend in (True, False)),
 ]
 
 

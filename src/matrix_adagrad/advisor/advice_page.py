@@ -87,7 +87,7 @@ def _race(race: RaceResult) -> Section:
             "initializations and batches, so losses are compared seed by seed.",
             f"At the start, before any step, the loss is {race.start:.4g}; {race.best.name} ends "
             f"{race.gain(race.best.outcome)} below it. “No difference”: the 95 % interval of the paired difference "
-            f"lies inside of ±{race.margin:.2g}: 2 % of the best loss, and at most a tenth of what was learned. "
+            f"lies within ±{race.margin:.2g}: 2 % of the best loss, and at most a tenth of what was learned. "
             "“Undecided”: it is wider, and contains 0, so more seeds are needed. “Dropped”: too far behind before full "
             "length; the loss is that of so many steps.",
         ),
@@ -117,7 +117,7 @@ def _standings(race: RaceResult) -> Table:
 
 
 def _curves(race: RaceResult) -> Figure:
-    trained = [one.outcome for one in race.finalists if math.isfinite(one.outcome.score)]
+    trained = [standing.outcome for standing in race.finalists if math.isfinite(standing.outcome.score)]
     lines = [_curve(outcome) for outcome in trained]
     ours = f"; the plan's {race.chosen.name} ends at {race.chosen.outcome.score:.4g}" if race.chosen else ""
     return Figure(

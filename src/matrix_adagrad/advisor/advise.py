@@ -1,4 +1,4 @@
-"""Probe, race and plan: finds the geometry that pays for each parameter of a model."""
+"""Probe, race and plan: finds the geometry that works best for each parameter of a model."""
 
 from __future__ import annotations
 

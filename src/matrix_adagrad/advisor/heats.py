@@ -16,7 +16,7 @@ NEAR = 0.05  # of the lowest loss: who is so close, with the least state, runs o
 def semifinalists(tunings: Sequence[Tuning], states: Mapping[str, int], baseline: str | None) -> list[Tuning]:
     """After a quarter of the steps: the lowest losses, the best of each family, the least state close to the best."""
     ranked = _ranked(tunings)
-    of_families = [next(one for one in ranked if one.family == family) for family in {one.family for one in ranked}]
+    of_families = [*{tuning.family: tuning for tuning in reversed(ranked)}.values()]
     return _kept(tunings, [*ranked[: AHEAD[0]], *of_families, *_lean(ranked, states)], baseline)
 
 

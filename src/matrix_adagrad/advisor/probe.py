@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from matrix_adagrad.advisor.probe_report import ProbeReport
-from matrix_adagrad.advisor.squared_gradients import Observation, SquaredGradients
+from matrix_adagrad.advisor.squared_gradients import GOLDEN, Observation, SquaredGradients
 from matrix_adagrad.advisor.summary import summarize
 from matrix_adagrad.optim.choices import unwrapped
 from matrix_adagrad.optim.step.update import is_sharded, local
@@ -23,7 +23,6 @@ from matrix_adagrad.torch_private import runs_step_hooks, without_compiling
 __all__ = ["Probe"]
 
 BUDGET = 1 / 30  # of the training time
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples never repeat, modulo 1
 SHARDED = 16  # ranks that share a parameter must observe the same steps, so they count steps instead of seconds
 
 
@@ -139,7 +138,7 @@ class Probe:
     def _is_chosen(self, step: int) -> bool:
         """One step in ``every``, at irregular intervals, so as not to synchronize with a cycle of batches."""
         assert self.every is not None
-        return step * _GOLDEN % 1 * self.every < 1
+        return step * GOLDEN % 1 * self.every < 1
 
     @torch.no_grad()
     def _observe(self, optimizer: Optimizer, schedule: _Schedule) -> None:

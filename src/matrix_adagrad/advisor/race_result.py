@@ -109,16 +109,17 @@ class RaceResult:
 
         It is ``None`` if none of them learned anything.
         """
-        ours = [one for one in self._ours if self.learned(one.outcome)]
+        ours = [standing for standing in self._ours if self.learned(standing.outcome)]
         if not ours:
             return None
-        level = [one for one in ours[1:] if compare(difference(one.outcome, ours[0].outcome), self.margin) == SAME]
+        best = ours[0].outcome
+        level = [other for other in ours[1:] if compare(difference(other.outcome, best), self.margin) == SAME]
         return min([ours[0], *level], key=lambda standing: standing.state_bytes)
 
     @property
     def _ours(self) -> list[Standing]:
         """The finalists that a plan can be made of."""
-        return [one for one in self.finalists if one.outcome.candidate.geometries is not None]
+        return [standing for standing in self.finalists if standing.outcome.candidate.geometries is not None]
 
     @property
     def rivals(self) -> tuple[Rival, ...]:
@@ -126,7 +127,7 @@ class RaceResult:
         if self.chosen is None:
             return ()
         mine = self.chosen.outcome
-        others = [one.outcome for one in self._ours if one is not self.chosen]
+        others = [standing.outcome for standing in self._ours if standing is not self.chosen]
         runs = [(mine.name, lr, runs) for lr, runs in mine.beside.items()]
         runs += [(other.name, other.lr, other.runs) for other in others]
         found = [Rival(name, lr, paired(mine.runs, theirs)) for name, lr, theirs in runs]

@@ -61,12 +61,12 @@ def _choice(result: RaceResult, chosen: Standing, length: int) -> str:
     if others := _others(result):
         names = " and ".join([chosen.name, *(rival.name for rival in others)])
         return f"Undecided between {names}: until more is known, use {use}."
-    ours = next(one for one in result.finalists if one.outcome.candidate.geometries is not None)
+    ours = next(standing for standing in result.finalists if standing.outcome.candidate.geometries is not None)
     if chosen is ours:
         why = "it has the lowest loss" if chosen is result.best else "it has the lowest loss of this package"
     else:
         behind = difference(chosen.outcome, ours.outcome)
-        why = f"it shows no difference from {ours.name} ({behind}, inside of ±{result.margin:.2g}) and has less state"
+        why = f"it shows no difference from {ours.name} ({behind}, within ±{result.margin:.2g}) and has less state"
     if chosen is not result.best and ours is not result.best:
         why += f", behind {result.best.name} by {difference(chosen.outcome, result.best.outcome)}"
     return f"Use {use}: {why}."
@@ -117,7 +117,7 @@ def _baseline(baseline: Standing, chosen: Standing, result: RaceResult) -> str:
         lower = behind if behind.mean <= 0 else difference(chosen.outcome, baseline.outcome)
         return f"{subject} may be better or worse ({behind}): {_what_it_takes(lower, result)}."
     if found == SAME:
-        return f"{subject} shows no difference ({behind}, inside of ±{result.margin:.2g})."
+        return f"{subject} shows no difference ({behind}, within ±{result.margin:.2g})."
     side = "below" if found == BETTER else "above"
     return f"{subject} is {found}: it ends {side} it by {behind}."
 
@@ -128,7 +128,7 @@ def _extrapolated(result: RaceResult, chosen: Standing, length: int) -> list[str
     fits = f"the best rate goes like steps^{outcome.exponent:.2f}" if outcome.exponent else "the best rate stays"
     sentences = [
         f"Nothing was measured beyond {steps:,} steps: the rate is extrapolated ({fits} in runs of "
-        f"{min(outcome.rungs):,} to {steps:,}), and which family is best at {length:,} steps cannot be said."
+        f"{min(outcome.rungs):,} to {steps:,}), and which family is best at {length:,} steps is not known."
     ]
     for other in result.finalists:
         gaps = [other.outcome.score_at(at) - outcome.score_at(at) for at in sorted(outcome.rungs)[-2:]]

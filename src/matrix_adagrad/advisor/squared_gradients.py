@@ -15,12 +15,12 @@ from torch import Tensor
 
 from matrix_adagrad.geometry import wide_dtype
 
-__all__ = ["Observation", "SquaredGradients", "row_and_column_sums"]
+__all__ = ["GOLDEN", "Observation", "SquaredGradients", "row_and_column_sums"]
 
 BINS = 48  # of rows and of columns, in the history
 WINDOWS = 24  # minimum length of the history, once there are as many observations
 _CHUNK = 1 << 18  # entries that are squared at once: they fit into the cache
-_GOLDEN = (math.sqrt(5) - 1) / 2
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples never repeat, modulo 1
 
 
 def row_and_column_sums(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class SquaredGradients:
         self.finite, self.inactive_rows, self.inactive_columns = count(), count(), count()
         self.history: list[Window] = []
         self.snapshots = [self._snapshot()] * 2  # at the last two powers of 2
-        self._stride = max(1, round(self.n * _GOLDEN))
+        self._stride = max(1, round(self.n * GOLDEN))
         self._window_length = 1  # observations
 
     # ------------------------------------------------------------------------------------------------ one observation

@@ -26,9 +26,10 @@ GOOD = 0.25  # a learning rate is good if it misses at most this share of the be
 class Outcome:
     """What became of a candidate.
 
-    ``rungs`` are the scores of its tuning, by number of steps and learning rate; ``runs`` those of full length with the
-    best rate, on further seeds, none if it was dropped before; ``beside`` are runs on the same seeds with the rates
-    next to it, for the candidate that is chosen. The best rate goes with the number of steps to the power ``exponent``.
+    ``rungs`` are the scores of its tuning, by number of steps and learning rate. ``runs`` are the runs at full length
+    with the best rate, on further seeds; there are none if it was dropped before. ``beside`` are runs on the same seeds
+    with the neighbouring rates, for the chosen candidate only. The best rate is proportional to the number of steps to
+    the power ``exponent``.
     """
 
     candidate: Candidate
@@ -87,7 +88,7 @@ class Standing:
     """A candidate compared with the best one.
 
     ``difference`` is the mean of its scores minus the best one's over the same seeds, with its 95 % interval.
-    ``verdict`` is ``"best"``; ``"no difference"`` if the interval lies inside of the margin; ``"worse"`` if it lies
+    ``verdict`` is ``"best"``; ``"no difference"`` if the interval lies within the margin; ``"worse"`` if it lies
     above 0; ``"undecided"`` if neither; ``"failed"`` if it diverged; or ``"dropped"`` if it was too far behind before
     full length: then the difference is that of the best tuning runs with as many steps.
     """

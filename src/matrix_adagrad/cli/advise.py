@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "advise",
-        help="find the geometry that pays for your model, and write a plan",
+        help="find the geometry that works best for your model, and write a plan",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The function takes no argument and returns a matrix_adagrad.advisor.Task, or the tuple\n"
         "(make_model, loss, batches): make_model() returns the model, loss(model, batch) the loss, and batches\n"

@@ -35,7 +35,9 @@ def add(commands: Any) -> None:
         "2 if the arguments are wrong, 130 after Ctrl-C",
     )
     for option, names, default in (("--game", presets.GAMES, "adversarial"), ("--learner", presets.LEARNERS, "row")):
-        parser.add_argument(option, choices=names, default=default, metavar="NAME", help=f"(default: {default})")
+        parser.add_argument(
+            option, choices=names, default=default, metavar="NAME", help=f"see below (default: {default})"
+        )
     parser.add_argument("--m", type=positive, default=64, help="rows (default: 64)")
     parser.add_argument("--n", type=positive, default=64, help="columns (default: 64)")
     parser.add_argument("--rounds", type=positive, default=10_000, help="rounds to play (default: 10000)")

@@ -37,13 +37,14 @@ class Full(Geometry):
 
     Tensors of more than two dimensions are batches of matrices. Vectors and scalars are scaled entry by entry.
 
-    The metric needs an eigendecomposition, whose cost is of the order k³. Eigenvalues below the rounding error of the
-    largest one count as that error. Where a matrix has no decomposition, because its products overflowed or by failure
-    of the algorithm, a `RootWarning` says so, and the metric's diagonal is taken until the next decomposition.
+    The metric needs an eigendecomposition, which costs O(k³). Eigenvalues below the rounding error of the largest one
+    are raised to that error. If a decomposition fails, say because products overflowed, a `RootWarning` says so, and
+    the metric's diagonal is used until the next one.
 
     Args:
         side: ``"row"`` for H on the left, m×m; ``"column"`` for H on the right, n×n; ``"smaller"`` for the smaller one.
-        every: decompose every so many steps, and keep eigenvalues and eigenvectors in between: k² + k numbers more.
+        every: the number of steps from one decomposition to the next. Above 1, eigenvalues and eigenvectors are kept:
+            k² + k numbers more.
         block: the largest side that is taken as a whole. A larger one is cut into equal blocks of neighbouring rows or
             columns, which are not coupled with each other.
 

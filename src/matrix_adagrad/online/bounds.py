@@ -28,7 +28,7 @@ SLACK = 1e-9  # of both sides' size: rounding over many rounds
 
 @dataclass(frozen=True)
 class Inequality:
-    """left ≤ right, and where the paper claims it, or requires it as the condition of a claim."""
+    """left ≤ right, and the place where the paper claims it, or requires it as the condition of a claim."""
 
     name: str
     place: str

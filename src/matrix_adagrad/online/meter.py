@@ -36,7 +36,7 @@ from matrix_adagrad.online.solver import Solution, inner
 
 __all__ = ["RegretMeter"]
 
-Progress = Callable[..., Iterable[int]]
+ProgressBar = Callable[..., Iterable[int]]
 
 
 class RegretMeter:
@@ -128,7 +128,7 @@ class RegretMeter:
         rounds: int,
         *,
         exact: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressBar | None = None,
         checkpoint: Path | str | None = None,
         every: float = 30.0,
         points: int = 0,
@@ -177,7 +177,7 @@ class RegretMeter:
         passes = "two passes" if exact else "one pass"
         return f"{game!r}, {self._fresh!r} from {fingerprint(self._x1)}, bounds for {geometries}, {passes}"
 
-    def _play(self, game: Game, rounds: int, progress: Progress | None, file: RunFile | None, points: int) -> None:
+    def _play(self, game: Game, rounds: int, progress: ProgressBar | None, file: RunFile | None, points: int) -> None:
         start, stops = self.rounds, {round(rounds ** (i / points)) for i in range(points + 1)} if points else set()
         if start > rounds:
             raise ValueError(f"rounds must be at least the {start} already played, got {rounds}: start a new run")

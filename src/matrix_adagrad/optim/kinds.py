@@ -68,7 +68,7 @@ def kind_of(param: nn.Parameter, places: Sequence[Place], heads: dict[nn.Module,
     tables = [layer for layer in plain if isinstance(layer, _TABLES)]
     if param.dim() < 2:
         return Kind(VECTOR, "a vector: it has no rows", Entry())
-    if any(layer._parameters.get("weight") is param for layer in tables):
+    if any(_own_weight(layer) is param for layer in tables):
         return Kind(TABLE, "a table: each row is an item", Row())
     # A convolution is one matrix with a row per channel. Other tensors are batches of matrices.
     is_convolution = any(isinstance(layer, Convolution) for layer in plain)
@@ -158,7 +158,7 @@ def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
 
 def _is_adapted(module: nn.Module) -> bool:
     """Whether low-rank factors were added next to a layer, as PEFT, torchtune, LitGPT and loralib do."""
-    names = {name.lower() for name in (*module._modules, *module._parameters)}
+    names = {name.lower() for name, _ in (*module.named_children(), *module.named_parameters(recurse=False))}
     return "base_layer" in names or {"lora_a", "lora_b"} <= names
 
 
@@ -176,5 +176,10 @@ def _outputs(layer: nn.Module) -> int | None:
     outputs = getattr(layer, "out_features", None)
     if isinstance(outputs, int):
         return outputs
-    weight = layer._parameters.get("weight")
+    weight = _own_weight(layer)
     return len(weight) if weight is not None and weight.dim() else None
+
+
+def _own_weight(layer: nn.Module) -> nn.Parameter | None:
+    """The layer's weight, if it is a parameter. A parametrized layer computes it from others."""
+    return dict(layer.named_parameters(recurse=False)).get("weight")

@@ -68,11 +68,11 @@ def test_gradients_have_the_structure_that_they_are_named_for():
 
 def test_the_stubborn_game_breaks_theorem_1_as_printed_and_meets_no_condition():
     result = theorems.run(theorems.Config(theorems.STUBBORN, "row", 1e6, 1, 1, 3))
-    bound = {one.name: one for one in result.checked}["regret ≤ √2 D Σ_b √V_b"]
+    bound = {check.name: check for check in result.checked}["regret ≤ √2 D Σ_b √V_b"]
     assert (round(bound.left, 1), round(bound.right, 1), bound.holds, bound.is_guaranteed) == (6.0, 4.9, False, False)
-    assert not any(result.meets(one.name) for one in result.checked if one.is_condition)
+    assert not any(result.meets(check.name) for check in result.checked if check.is_condition)
     assert 0 < result.boundary < 1
-    assert not any(not one.holds for one in result.checked if one.is_guaranteed and not one.is_condition)
+    assert not any(not check.holds for check in result.checked if check.is_guaranteed and not check.is_condition)
 
 
 def test_the_terms_of_the_tradeoff_are_those_of_the_bound():

@@ -15,7 +15,7 @@ from matrix_adagrad.geometry import Geometry, Partition
 from matrix_adagrad.interop.optax.tensors import JaxTensor, twin
 from matrix_adagrad.optim.base import MatrixOptimizer, divisors_of
 from matrix_adagrad.optim.step.config import SteepestConfig
-from matrix_adagrad.optim.step.project import positive
+from matrix_adagrad.optim.step.project import as_metric
 from matrix_adagrad.optim.step.reference import Reference
 from matrix_adagrad.optim.step.reference_steepest import Steepest
 from matrix_adagrad.optim.step.update import Update
@@ -125,7 +125,7 @@ class UpdateRule:
         )
         with torch.no_grad():
             (_STEEPEST if is_steepest else _REFERENCE).step([update], config)
-            metric = None if update.scale is None else geometry.spread(positive(update.scale), g.shape)
+            metric = None if update.scale is None else geometry.spread(as_metric(update.scale), g.shape)
         average = None if update.average is None else update.average.array.reshape(g.shape)
         after = Kept(average, _arrays(update.statistics))
         return update.param.array.reshape(g.shape), after, None if metric is None else metric.array

@@ -14,7 +14,7 @@ from matrix_adagrad.domains import Domain
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update
 
-__all__ = ["positive", "project"]
+__all__ = ["as_metric", "project"]
 
 _PIECE_ENTRIES = 1 << 18
 _ALL = slice(None)
@@ -35,7 +35,7 @@ def project(update: Update, config: Config, domain: Domain) -> None:
         rows = update.rows
         if len(rows) == 0:
             return
-        s = metric(rows) if update.scale is None else positive(update.scale)
+        s = metric(rows) if update.scale is None else as_metric(update.scale)
         moved = domain.of_rows(rows, param.shape).project_(param.index_select(0, rows), s)
         param.index_copy_(0, rows, moved)
 
@@ -58,7 +58,7 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
     correction = config.corrections(update.step)[1]
 
     def scale(*statistics: Tensor) -> Tensor:
-        return positive(geometry.scale(*(v / correction for v in statistics)) + config.eps)
+        return as_metric(geometry.scale(*(v / correction for v in statistics)) + config.eps)
 
     def of_rows(rows: Tensor | slice) -> Tensor:
         s = scale(*(v[rows] if len(v) == len(x) else v for v in update.statistics))
@@ -67,12 +67,12 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
     known = None if update.grad.is_sparse else update.scale  # a sparse step knows those of a few rows
     if known is None and geometry.has_scales_by_row(x.shape):
         return of_rows
-    s = scale(*update.statistics) if known is None else positive(known)
+    s = scale(*update.statistics) if known is None else as_metric(known)
     whole = geometry.spread(s, x.shape)
     return lambda rows: whole[rows] if whole.dim() and whole.shape[0] == len(x) and rows is not _ALL else whole
 
 
-def positive(s: Tensor) -> Tensor:
+def as_metric(s: Tensor) -> Tensor:
     """The scales of a step as a metric. Without eps, a block that never had a gradient takes the smallest one."""
     finite = torch.finfo(s.dtype)
     return s.clamp(finite.tiny, finite.max)
