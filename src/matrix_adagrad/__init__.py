@@ -1,6 +1,6 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
-from matrix_adagrad.bags import EmbeddingBag
+from matrix_adagrad.bags import EmbeddingBag, EmbeddingBags, Table
 from matrix_adagrad.geometry import (
     Batched,
     Blocks,
@@ -41,6 +41,7 @@ __all__ = [
     "CombinedOptimizer",
     "Diagonal",
     "EmbeddingBag",
+    "EmbeddingBags",
     "Entry",
     "Factored",
     "Full",
@@ -54,6 +55,7 @@ __all__ = [
     "RowMomentum",
     "Spectral",
     "SteepestDescent",
+    "Table",
     "Whole",
     "__version__",
     "geometry_groups",

@@ -26,6 +26,7 @@ __all__ = [
     "Convolution",
     "StridedShard",
     "after_loading",
+    "backward_pass",
     "before_loading",
     "called_by_metadata",
     "compiled_module",
@@ -40,6 +41,7 @@ __all__ = [
     "foreach_sqrt",
     "gradient_hooks",
     "has_no_other_owner",
+    "has_step_hooks",
     "is_transformed",
     "is_zero_tensor",
     "mesh_without_groups",
@@ -50,6 +52,7 @@ __all__ = [
     "sparse_indices",
     "sparse_values",
     "storage_record",
+    "storage_owners",
     "stored_entries",
     "tree_flatten",
     "tree_leaves",
@@ -128,7 +131,20 @@ def has_no_other_owner(x: Tensor) -> bool:
     return owners == 1 and not x._is_view()
 
 
+def storage_owners(x: Tensor) -> int:
+    """How many tensors share a tensor's memory, itself included."""
+    owners: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return owners - 1  # the storage object that was asked
+
+
 # -------------------------------------------------------------------------------------------------- what torch is doing
+
+
+def backward_pass() -> int:
+    """A number for the backward pass that runs in this thread; −1 if there is none."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
 
 
 def is_transformed() -> bool:
@@ -194,6 +210,11 @@ def called_by_metadata() -> Mapping[tuple[str, str], Callable[..., Any]]:
 def runs_step_hooks(optimizer: Optimizer) -> bool:
     """Whether an optimizer runs the hooks on its steps: a wrapper that never called ``Optimizer.__init__`` does not."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether anything is to run before or after an optimizer's steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def gradient_hooks(param: Tensor) -> Iterable[Callable[..., None]]:

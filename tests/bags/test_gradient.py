@@ -36,7 +36,7 @@ def a_gradient(seed=0):
 
 
 def dense_by_hand(gradient):
-    index, offsets, values = gradient.entries()
+    index, offsets, _, values = gradient.entries()
     dense = torch.zeros(gradient.shape, dtype=gradient.dtype)
     for b in range(len(values)):
         for k in range(offsets[b], offsets[b + 1]):
@@ -367,7 +367,7 @@ def test_what_it_cannot_do_is_refused():
 def test_a_gradient_that_is_only_read_stays_small_and_one_that_is_written_to_has_rows_of_its_own():
     gradient = a_gradient()
     torch.zeros(ROWS, WIDTH, dtype=torch.float64).add_(gradient)
-    index, offsets, _ = gradient.entries()
+    index, offsets, *_ = gradient.entries()
     assert offsets is not None
     gradient.neg_()
     dense = gradient.to_dense()

@@ -7,12 +7,13 @@ import torch
 
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
-from matrix_adagrad.bags.module import _SumBags
+from matrix_adagrad.bags.lookup import Feature, Lookup
 from tests.optim.batches import KINDS, a_config, assert_equal, copied, fused, spread, state_of
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
 
 ROWS, WIDTH, COUNT = 700, 60, 2000
+LOOKUP = Lookup([Feature("", 0, 0, WIDTH)])
 BAD_ROWS = [-1, ROWS, 2**31, 2**32 + 5, 2**62, -(2**63)]
 BAD_OFFSETS = {
     "they fall": [0, 1500, 1000, COUNT],
@@ -90,13 +91,13 @@ def test_an_optimizer_that_did_not_look_refuses_too(monkeypatch):
 def test_bags_with_a_row_that_the_table_has_not_are_not_summed(dtype, row, at, lengths):
     table, offsets = torch.ones(ROWS, WIDTH, dtype=dtype), torch.tensor([0, *lengths]).cumsum(0)
     with pytest.raises(IndexError, match=f"the table has {ROWS} rows, and its bags have rows"):
-        _SumBags.apply(table, rows(row, at), offsets)
+        LOOKUP([table], rows(row, at), offsets)
 
 
 @pytest.mark.parametrize("why", ["they fall", "they begin too early", "they end too late", "they go far beyond"])
 def test_bags_that_are_not_in_the_list_are_not_summed(why):
-    with pytest.raises(IndexError, match="were they written to while they were summed"):
-        _SumBags.apply(torch.ones(ROWS, WIDTH), rows(), torch.tensor(BAD_OFFSETS[why]))
+    with pytest.raises(ValueError, match="offsets must never decrease and not exceed the 2000 indices"):
+        LOOKUP([torch.ones(ROWS, WIDTH)], rows(), torch.tensor(BAD_OFFSETS[why]))
 
 
 def test_bags_of_any_length_are_summed_in_their_order():

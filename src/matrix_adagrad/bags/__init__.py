@@ -2,5 +2,6 @@
 
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.bags.module import EmbeddingBag
+from matrix_adagrad.bags.tables import EmbeddingBags, Table
 
-__all__ = ["BagGradient", "EmbeddingBag"]
+__all__ = ["BagGradient", "EmbeddingBag", "EmbeddingBags", "Table"]

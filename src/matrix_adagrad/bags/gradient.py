@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from matrix_adagrad.geometry import wide_dtype
 from matrix_adagrad.torch_private import (
     empty_wrapper,
     no_torch_function,
@@ -20,7 +22,9 @@ from matrix_adagrad.torch_private import (
     written_arguments,
 )
 
-__all__ = ["BagGradient"]
+__all__ = ["BagGradient", "Entries", "concatenated"]
+
+Entries = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 
 aten = torch.ops.aten
 
@@ -29,7 +33,7 @@ class BagGradient(Tensor):
     """The sparse gradient of a table, stored once per bag, because all rows of a bag have the same values.
 
     It represents the sparse tensor with rows ``index``, where rows ``offsets[b]`` to ``offsets[b + 1]`` have the values
-    ``values[b]``. The sparse tensor would repeat these for every row: for a bag of 20 rows, it stores them 20 times
+    ``values[b]``, each times its weight if there are weights. The sparse tensor would repeat these for every row: for a bag of 20 rows, it stores them 20 times
     instead of once. The optimizers in this package use it directly. To everything else it is a sparse gradient, and it
     turns into that sparse tensor when asked for its values. Added or scaled gradients stay compact.
 
@@ -38,6 +42,7 @@ class BagGradient(Tensor):
         offsets: where each bag starts in ``index``, and where the last one ends. None if every row has its own values.
         values: the gradient of each bag's sum.
         shape: the shape of the table.
+        weights: of each row in ``index``, in the compute dtype (float32, or float64 for a float64 table).
         check: whether to check that these belong together and that the table has the rows. Otherwise they are trusted.
 
     Example:
@@ -57,20 +62,27 @@ class BagGradient(Tensor):
 
     @staticmethod
     def __new__(
-        cls, index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], *, check: bool = True
+        cls,
+        index: Tensor,
+        offsets: Tensor | None,
+        values: Tensor,
+        shape: Sequence[int],
+        *,
+        weights: Tensor | None = None,
+        check: bool = True,
     ) -> BagGradient:
         if check:
-            _check(index, offsets, values, shape)
+            _check(index, offsets, values, shape, weights)
         self: BagGradient = empty_wrapper(cls, shape, values.dtype, values.device)
-        self._set(index, offsets, values)
+        self._set(index, offsets, weights, values)
         return self
 
-    def _set(self, index: Tensor, offsets: Tensor | None, values: Tensor) -> None:
-        self._entries = index, offsets, values
+    def _set(self, index: Tensor, offsets: Tensor | None, weights: Tensor | None, values: Tensor) -> None:
+        self._entries = index, offsets, weights, values
         self._versions = {part: version_of(tensor) for part, tensor in enumerate(self._entries) if tensor is not None}
 
-    def entries(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Index, offsets (None if every row has its own values) and values.
+    def entries(self) -> Entries:
+        """Index, offsets (None if every row has its own values), weights (None if all are 1) and values.
 
         Raises:
             RuntimeError: if other code that shares the index or the values has since written to them. Torch does not
@@ -117,15 +129,17 @@ class BagGradient(Tensor):
     def _values(self) -> Tensor:
         """The values of every row. Writing to them changes this gradient."""
         values = self._spread()
-        self._set(self._entries[0], None, values)
-        del self._versions[2]
+        self._set(self._entries[0], None, None, values)
+        del self._versions[3]
         return values
 
     def _spread(self) -> Tensor:
         if self.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("the gradient of an EmbeddingBag cannot be differentiated")
-        _, offsets, values = self.entries()
-        return values if offsets is None else values.repeat_interleave(offsets.diff(), 0, output_size=self._nnz())
+        _, offsets, weights, values = self.entries()
+        if offsets is not None:
+            values = values.repeat_interleave(offsets.diff(), 0, output_size=self._nnz())
+        return values if weights is None else (values * weights[:, None]).to(values.dtype)
 
     def to_sparse(self, *_: Any, **__: Any) -> Tensor:
         """The sparse tensor that this gradient represents."""
@@ -140,7 +154,7 @@ class BagGradient(Tensor):
         return self.to_sparse().to_dense(*arguments, **keywords)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        _, offsets, values = self._entries
+        _, offsets, _, values = self._entries
         of = f"{len(values)} bags with " if offsets is not None else ""
         return f"BagGradient({of}{self._nnz()} of {self.shape[0]} rows, width {self.shape[1]})"
 
@@ -168,7 +182,9 @@ class BagGradient(Tensor):
         return _on_sparse(func, args, kwargs or {}) if result is NotImplemented else result
 
 
-def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int]) -> None:
+def _check(
+    index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], weights: Tensor | None
+) -> None:
     if len(shape) != 2 or values.dim() != 2 or values.shape[1] != shape[1]:
         raise ValueError(
             f"values of shape {tuple(values.shape)} do not match the rows of a table of shape {tuple(shape)}"
@@ -188,6 +204,11 @@ def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequenc
         )
     if offsets[0] != 0 or offsets[-1] != len(index) or (offsets.diff() < 0).any():
         raise ValueError(f"offsets must go from 0 to the {len(index)} entries of the index and never decrease")
+    if weights is not None and (weights.shape != index.shape or weights.dtype is not wide_dtype(values.dtype)):
+        raise ValueError(
+            f"weights must be a list of {len(index)} numbers of {wide_dtype(values.dtype)}, got shape "
+            f"{tuple(weights.shape)} and dtype {weights.dtype}"
+        )
     if len(index) and not 0 <= index.min() <= index.max() < shape[0]:
         raise IndexError(f"the table has {shape[0]} rows, and the index has rows {index.min()} to {index.max()}")
 
@@ -201,14 +222,14 @@ def _on_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     written, _ = tree_flatten(written_arguments(func, args))
     for gradient, sparse in stands_for.values():
         if any(sparse is leaf for leaf in written):
-            gradient._set(sparse_indices(sparse)[0].clone(), None, sparse_values(sparse))
+            gradient._set(sparse_indices(sparse)[0].clone(), None, None, sparse_values(sparse))
     of_sparse = {id(sparse): gradient for gradient, sparse in stands_for.values()}
     return tree_map(lambda leaf: of_sparse.get(id(leaf), leaf), result)
 
 
 def _with_values(gradient: BagGradient, change: Callable[[Tensor], Tensor]) -> BagGradient:
-    index, offsets, values = gradient.entries()
-    return BagGradient(index, offsets, change(values), gradient.shape, check=False)
+    index, offsets, weights, values = gradient.entries()
+    return BagGradient(index, offsets, change(values), gradient.shape, weights=weights, check=False)
 
 
 def _share(gradient: BagGradient) -> BagGradient:
@@ -216,8 +237,8 @@ def _share(gradient: BagGradient) -> BagGradient:
 
 
 def _clone(gradient: BagGradient, **_: Any) -> BagGradient:
-    index, offsets, values = gradient.entries()
-    return BagGradient(index.clone(), offsets, values.clone(), gradient.shape, check=False)
+    index, offsets, weights, values = gradient.entries()
+    return BagGradient(index.clone(), offsets, values.clone(), gradient.shape, weights=weights, check=False)
 
 
 def _copy(_: Any, other: Any, *__: Any) -> Any:
@@ -235,10 +256,10 @@ def _scaled(func: Any) -> Callable[..., Any]:
     return scale
 
 
-def _in_bags(gradient: BagGradient) -> tuple[Tensor, Tensor, Tensor]:
-    """Index, offsets and values. Rows with their own values become bags of one."""
-    index, offsets, values = gradient.entries()
-    return index, _bags_of_one(index) if offsets is None else offsets, values
+def _in_bags(gradient: BagGradient) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Index, offsets, weights and values. Rows with their own values become bags of one."""
+    index, offsets, weights, values = gradient.entries()
+    return index, _bags_of_one(index) if offsets is None else offsets, weights, values
 
 
 def _bags_of_one(index: Tensor) -> Tensor:
@@ -250,11 +271,28 @@ def _add(one: Any, other: Any, alpha: Any = 1) -> Any:
         return NotImplemented
     if not isinstance(other, BagGradient):  # torch adds sparse to dense, not the other way round
         return NotImplemented if other.is_sparse else other + one.to_sparse()
-    if one.shape != other.shape:
-        return NotImplemented
-    (index, offsets, values), (more, its_offsets, its_values) = _in_bags(one), _in_bags(other)
-    offsets = torch.cat([offsets, its_offsets[1:] + offsets[-1]])
-    return BagGradient(torch.cat([index, more]), offsets, torch.cat([values, its_values]), one.shape, check=False)
+    return concatenated([one, other]) if one.shape == other.shape else NotImplemented
+
+
+def concatenated(gradients: Sequence[BagGradient]) -> BagGradient:
+    """The sum of gradients of one table: their bags, one after another."""
+    indices, all_offsets, all_weights, values = zip(*map(_in_bags, gradients), strict=True)
+    starts = itertools.accumulate(map(len, indices), initial=0)
+    offsets = [own[:-1] + start for own, start in zip(all_offsets, starts, strict=False)]
+    end = all_offsets[0].new_tensor([sum(map(len, indices))])
+    weights = None
+    if any(own is not None for own in all_weights):
+        dtype = wide_dtype(values[0].dtype)
+        ones = [torch.ones(len(index), dtype=dtype, device=index.device) for index in indices]
+        weights = torch.cat([one if own is None else own for one, own in zip(ones, all_weights, strict=True)])
+    return BagGradient(
+        torch.cat(indices),
+        torch.cat([*offsets, end]),
+        torch.cat(values),
+        gradients[0].shape,
+        weights=weights,
+        check=False,
+    )
 
 
 def _norm(gradient: BagGradient, order: Any = 2, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Any:
@@ -275,7 +313,7 @@ def _in_place(make: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(result, BagGradient):
             gradient._set(*result.entries())
         else:  # dense: every row has values
-            gradient._set(torch.arange(len(gradient), device=gradient.device), None, result)
+            gradient._set(torch.arange(len(gradient), device=gradient.device), None, None, result)
         return gradient
 
     return become

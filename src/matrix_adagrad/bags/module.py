@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from matrix_adagrad import native
-from matrix_adagrad.bags.gradient import BagGradient
-from matrix_adagrad.torch_private import has_no_other_owner, is_transformed
+from matrix_adagrad.bags.lookup import Feature, Lookup, is_covered, without_padding
 
 __all__ = ["EmbeddingBag"]
 
@@ -32,8 +27,8 @@ class EmbeddingBag(nn.EmbeddingBag):
     step raises an error. Torch does not see writes to ``.data`` or to a NumPy array that shares their memory. Those
     change the gradient, so pass a copy of such buffers.
 
-    PyTorch's own code handles everything else: ``sparse=False``, per-sample weights, ``mode="max"``, ``max_norm``,
-    ``scale_grad_by_freq``, devices other than a CPU, `torch.compile`, `torch.func`, and `DistributedDataParallel`,
+    PyTorch's own code handles everything else: ``sparse=False``, ``mode="max"``, ``max_norm``, ``scale_grad_by_freq``,
+    devices other than a CPU, `torch.compile`, `torch.func`, and `DistributedDataParallel`,
     which sends plain sparse gradients. The module cannot be scripted (`torch.jit.script`).
 
     Example:
@@ -54,29 +49,28 @@ class EmbeddingBag(nn.EmbeddingBag):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """The sum, or the mean, of the rows of each bag: see `torch.nn.EmbeddingBag`."""
-        if per_sample_weights is not None or not self._is_covered(input, offsets):
+        if not self._is_covered(input, offsets, per_sample_weights):
             return super().forward(input, offsets, per_sample_weights)
         index, offsets = _lists(input, offsets, self.include_last_offset)
+        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)[: len(index)]
         if self.padding_idx is not None:
-            index, offsets = _without(self.padding_idx, index, offsets)
-        sums: Tensor = _SumBags.apply(self.weight, index, offsets)  # type: ignore[no-untyped-call]
-        return sums if self.mode == "sum" else sums / offsets.diff().clamp_(min=1)[:, None]
+            index, offsets, weights = without_padding([self.padding_idx], index, offsets, weights)
+        return self._lookup()([self.weight], index, offsets, weights)
 
-    def _is_covered(self, index: Tensor, offsets: Tensor | None) -> bool:
-        weight = self.weight
+    def _lookup(self) -> Lookup:
+        known: Lookup | None = vars(self).get("_known_lookup")
+        feature = Feature("", 0, 0, self.weight.shape[1], is_mean=self.mode == "mean")
+        if known is None or known.features != (feature,):
+            known = vars(self)["_known_lookup"] = Lookup([feature])
+        return known
+
+    def _is_covered(self, index: Tensor, offsets: Tensor | None, weights: Tensor | None) -> bool:
         return (
             (self.sparse and self.mode != "max" and self.max_norm is None and not self.scale_grad_by_freq)
-            and not (torch.compiler.is_compiling() or is_transformed())
-            and (type(weight) in (Tensor, nn.Parameter) and weight.is_cpu and not weight.is_neg())
-            and (weight.dtype in native.DTYPES and weight.stride(1) == 1 and len(weight) < native.MOST_ROWS)
-            and all(_is_list(x) for x in (index, offsets) if x is not None)
+            and (weights is None or (self.mode == "sum" and weights.shape == index.shape))
+            and is_covered([self.weight], [index, offsets], weights)
             and index.dim() == (2 if offsets is None else 1)
-            and not native.missing()
         )
-
-
-def _is_list(x: Tensor) -> bool:
-    return type(x) is Tensor and x.is_cpu and x.dtype in (torch.int64, torch.int32) and not x.is_nested
 
 
 def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
@@ -97,44 +91,3 @@ def _lists(index: Tensor, offsets: Tensor | None, include_last_offset: bool) -> 
             f"they begin with {first}, the shortest bag has {shortest} rows, and the last ends at {last}"
         )
     return flat[:last], offsets
-
-
-def _without(padding: int, index: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    keep = index != padding
-    kept = torch.cat([offsets.new_zeros(1), keep.cumsum(0)])
-    return index[keep], kept[offsets]
-
-
-def _what_is_missing(rows: int, index: Tensor) -> str:
-    low, high = index.aminmax() if len(index) else (0, -1)
-    if 0 <= low <= high < rows:
-        return f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
-    return f"the table has {rows} rows, and its bags have rows {low} to {high}"
-
-
-class _SumBags(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
-        rows, columns = weight.shape
-        bags = len(offsets) - 1
-        out = weight.new_empty(bags, columns)
-        wrong = native.load().matrix_adagrad_sum_bags(
-            *(weight.data_ptr(), rows, columns, weight.stride(0), native.DTYPES[weight.dtype]),
-            *(index.data_ptr(), len(index), offsets.data_ptr(), bags, out.data_ptr(), native.threads()),
-        )
-        if wrong == native.NO_MEMORY:
-            raise MemoryError(f"no memory was left to sum bags of {len(index)} rows")
-        if wrong:
-            raise IndexError(_what_is_missing(rows, index))
-        ctx.save_for_backward(index, offsets)
-        ctx.shape = weight.shape
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        index, offsets = ctx.saved_tensors
-        # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
-        is_ours = has_no_other_owner(grad) and grad.is_contiguous()
-        values = grad.detach() if is_ours else grad.detach().clone(memory_format=torch.contiguous_format)
-        return BagGradient(index, offsets, values, ctx.shape, check=False), None, None

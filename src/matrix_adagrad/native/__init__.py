@@ -17,6 +17,7 @@ import torch
 
 __all__ = [
     "DTYPES",
+    "FEATURE",
     "INTERFACE",
     "LIBRARY",
     "MOST_ROWS",
@@ -38,7 +39,7 @@ DTYPES = {dtype: i for i, dtype in enumerate((torch.float32, torch.float64, torc
 MOST_ROWS = 1 << 32
 
 # The version of the functions' interface.
-INTERFACE = 3
+INTERFACE = 4
 
 # The fields of the struct `tensor` of kernels.h, and their types.
 _ARRAYS = {"data": "pointer", "batch": "int64_t", "outer": "int64_t", "inner": "int64_t"}
@@ -54,11 +55,16 @@ TENSOR = {
     "stream": "uint64_t",
     "offsets": "pointer",
     "bags": "int64_t",
+    "offset": "int64_t",
+    "weights": "pointer",
     "touched": "pointer",
     "matrices": "int64_t",
     **{f"{array}.{part}": of for array in ("columns", "whole") for part, of in _ARRAYS.items()},
     **dict.fromkeys(("columns_divisor", "whole_divisor", "combine"), "int64_t"),
 }
+
+# Those of the struct `feature`.
+FEATURE = {"table": "pointer", **dict.fromkeys(("rows", "columns", "row_stride", "column", "is_mean"), "int64_t")}
 
 # Those of the struct `config` of update.h: the configuration of an update says what they are.
 _config: dict[str, str] = {}
@@ -68,7 +74,7 @@ _FORMATS = {"double": "d", "int64_t": "q", "uint64_t": "Q"}  # of `struct`
 READ, MOVE = 1, 2
 
 # What `sum_bags` returns if it runs out of memory.
-NO_MEMORY = 2
+NO_MEMORY = -1
 
 # Where the installation puts the library. Its suffix is that of Python's own extensions.
 LIBRARY = next(
@@ -109,13 +115,16 @@ def load() -> ctypes.CDLL:
     library.matrix_adagrad_fields.restype, library.matrix_adagrad_fields.argtypes = ctypes.c_char_p, [ctypes.c_int64]
     if (found := library.matrix_adagrad_interface()) != INTERFACE:
         raise OSError(f"it belongs to another version, with interface {found} instead of {INTERFACE}: reinstall")
-    for i, (name, expected) in enumerate({"config": _config, "tensor": TENSOR}.items()):
+    for i, (name, expected) in enumerate({"config": _config, "tensor": TENSOR, "feature": FEATURE}.items()):
         _check_fields(name, expected, library.matrix_adagrad_fields(i).decode())
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures = {
         "step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, number, pointer, number]),
-        "sparse_step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, pointer, number]),
-        "sum_bags": (number, [pointer, *[number] * 4, pointer, number, pointer, number, pointer, number]),
+        "sparse_step": (number, [pointer, number, ctypes.c_char_p, number, pointer, number]),
+        "sum_bags": (
+            number,
+            [pointer, number, number, pointer, number, pointer, pointer, number, pointer, number, number],
+        ),
         "use_at_most": (None, [number]),
         "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),
     }

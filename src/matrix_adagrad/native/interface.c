@@ -13,11 +13,12 @@
     " " #name ".data:pointer " #name ".batch:int64_t " #name ".outer:int64_t " #name ".inner:int64_t"
 #define DESCRIBE(type, name) DESCRIBE_##type(name)
 
-/* The fields of config (0) or of tensor (1), in order: "name:type name:type …"; NULL for any other number. */
+/* The fields of config (0), tensor (1) or feature (2), in order: "name:type name:type …"; NULL for any other number. */
 EXPORT const char *matrix_adagrad_fields(int64_t which)
 {
-    static const char *const fields[] = {CONFIG_FIELDS(DESCRIBE), TENSOR_FIELDS(DESCRIBE)};
-    return which == 0 || which == 1 ? fields[which] + 1 : NULL;
+    static const char *const fields[] = {CONFIG_FIELDS(DESCRIBE), TENSOR_FIELDS(DESCRIBE),
+                                        FEATURE_FIELDS(DESCRIBE)};
+    return 0 <= which && which < 3 ? fields[which] + 1 : NULL;
 }
 
 EXPORT int64_t matrix_adagrad_interface(void) { return INTERFACE; }

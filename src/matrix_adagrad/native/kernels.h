@@ -53,7 +53,7 @@ enum dtype { F32, F64, BF16, F16, DTYPES };
 /* ---------------------------------------------------------------------------------------- what Python hands over */
 
 /* Incremented with every change of an exported function; the fields below describe themselves. */
-enum { INTERFACE = 3 };
+enum { INTERFACE = 4 };
 
 typedef void *pointer;
 typedef const int64_t *indices;
@@ -74,7 +74,9 @@ typedef struct {
      divisor      of the sum of squares over a block
      sums         step in two calls: the sums of squares of the blocks, laid out like the statistic
      stream       stochastic rounding: every tensor draws from a stream of its own
-     offsets      sparse gradient by bags: entries from offsets[b] on take row b of the values; else NULL
+     offsets      sparse gradient by bags: entries from offsets[b] − offset on take row b of the values; else NULL
+     offset       of the first entry, offsets[0]
+     weights      sparse gradient by bags: what each entry multiplies its row of the values by, in REALs; or NULL
      touched      sparse gradient: takes the number of table rows that it touches, then these rows, in order; or NULL
      matrices     for PER_BOTH: how many there are, each for itself, `batch` entries apart
      columns      for PER_BOTH: V of the columns, while statistic is that of the rows
@@ -98,6 +100,8 @@ typedef struct {
     X(uint64_t, stream)                                                                                                \
     X(indices, offsets)                                                                                                \
     X(int64_t, bags)                                                                                                   \
+    X(int64_t, offset)                                                                                                 \
+    X(pointer, weights)                                                                                                \
     X(pointer, touched)                                                                                                \
     X(int64_t, matrices)                                                                                               \
     X(array, columns)                                                                                                  \
@@ -105,6 +109,19 @@ typedef struct {
     X(int64_t, columns_divisor)                                                                                        \
     X(int64_t, whole_divisor)                                                                                          \
     X(int64_t, combine)
+
+/* A feature of a batch: bags of rows of a table, whose sums are some columns of the output. X(type, name):
+
+     table       with `rows` rows of `columns` entries each, `row_stride` entries apart
+     column      of the output, the first
+     is_mean     whether sums are divided by the lengths of their bags */
+#define FEATURE_FIELDS(X)                                                                                              \
+    X(pointer, table)                                                                                                  \
+    X(int64_t, rows)                                                                                                   \
+    X(int64_t, columns)                                                                                                \
+    X(int64_t, row_stride)                                                                                             \
+    X(int64_t, column)                                                                                                 \
+    X(int64_t, is_mean)
 
 /* Python packs words of 8 bytes: no field has another size, and there is no padding. */
 #define FIELD_BYTES(type, name) +sizeof(type)
@@ -114,10 +131,16 @@ typedef struct {
     TENSOR_FIELDS(FIELD)
 } tensor;
 
+typedef struct {
+    FEATURE_FIELDS(FIELD)
+} feature;
+
 TENSOR_FIELDS(ASSERT_WORDS)
+FEATURE_FIELDS(ASSERT_WORDS)
 CONFIG_FIELDS(ASSERT_WORDS)
 _Static_assert(sizeof(array) == 4 * 8, "array has padding");
 _Static_assert(sizeof(tensor) == 0 TENSOR_FIELDS(FIELD_BYTES), "tensor has padding");
+_Static_assert(sizeof(feature) == 0 FEATURE_FIELDS(FIELD_BYTES), "feature has padding");
 _Static_assert(sizeof(config) == 0 CONFIG_FIELDS(FIELD_BYTES), "config has padding");
 
 /* ------------------------------------------------------------------------------------------------------------ tiles */
@@ -129,6 +152,27 @@ typedef struct {
     const int64_t *row_index;                             /* the rows of x, average and v; NULL: consecutive rows */
     int64_t rows, columns;
 } tile_view;
+
+/* Sums of segments of rows of `values`. Entries order[starts[k]] to order[starts[k + 1] - 1] go into row k of the sums;
+   the low 32 bits of an entry say which value it takes: a row of `values`, or, if there are value_rows, a number of
+   theirs. With weights, by the same number, rows are multiplied by them. */
+typedef struct {
+    const void *values;
+    int64_t row_stride, column_stride; /* of the values, in entries */
+    const uint64_t *order;
+    int64_t order_count; /* entries that may be prefetched: those of later segments too */
+    const uint32_t *value_rows;
+    const void *weights;   /* REALs */
+    const int64_t *starts; /* of the segments, and the end of the last */
+    int64_t rows, columns; /* of the sums */
+    int64_t to_stride;     /* of the sums, in REALs */
+} gather;
+
+static inline uint32_t value_number(const gather *g, int64_t p) { return (uint32_t)g->order[p]; }
+static inline int64_t value_row(const gather *g, int64_t p)
+{
+    return g->value_rows ? g->value_rows[value_number(g, p)] : value_number(g, p);
+}
 
 /* The arithmetic on tiles, for a dtype and a kind of momentum; sums and scales are reals: float, or double for F64. */
 typedef struct {
@@ -151,9 +195,9 @@ typedef struct {
     void (*add_penalty)(void *g, const void *x, const settings *s, int64_t n);
     void (*store)(const void *from, void *to, int64_t row_stride, int64_t column_stride, const int64_t *row_index,
                   int64_t rows, int64_t columns, uint64_t seed, int64_t row, int64_t column);
-    void (*gather_sums)(const void *values, int64_t row_stride, int64_t column_stride, const uint64_t *order,
-                        int64_t order_count, const int64_t *starts, int64_t rows, int64_t columns, void *to);
+    void (*gather_sums)(const gather *g, void *to);
     void (*add)(void *to, const void *from, int64_t n);
+    void (*divide)(void *x, int64_t divisor, int64_t n);
 } arithmetic;
 
 /* For the CPU that runs this: on entries of this dtype, and on the reals that they are widened to. */

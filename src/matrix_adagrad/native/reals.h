@@ -106,6 +106,12 @@ static void NAME(add)(void *to_, const void *from_, int64_t n)
     for (int64_t j = 0; j < n; j++) to[j] += from[j];
 }
 
+static void NAME(divide)(void *x_, int64_t divisor, int64_t n)
+{
+    REAL *restrict x = x_;
+    for (int64_t j = 0; j < n; j++) x[j] /= (REAL)divisor;
+}
+
 #undef REAL
 #undef SQRT
 #undef REAL_MAX

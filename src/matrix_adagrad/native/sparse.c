@@ -15,6 +15,7 @@ enum {
     BUCKETS = 1 << DIGIT_BITS,
     SERIAL_SORT_ENTRIES = 1 << 12, /* up to this size a single thread sorts faster than several */
     SPAN_ENTRIES = 1 << 11,        /* entries, roughly, that a thread takes at a time */
+    TABLES_PER_THREAD = 4,         /* tables so small that each thread gets so many are stepped side by side */
 };
 
 static int bits_of(int64_t n)
@@ -49,16 +50,17 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
 
 static int64_t table_row(uint64_t entry) { return (int64_t)(entry >> 32); }
 
-/* Writes the bag of each entry; returns whether the offsets ascend from 0 to nnz. */
+/* Writes the bag of each entry; returns whether the offsets ascend from `offset` on and cover all entries. */
 static int assign_bags(const tensor *t, uint64_t *entries, int64_t threads)
 {
     int64_t share = ceil_div(t->bags, threads), is_invalid = 0;
     PARALLEL_FOR_STATIC
     for (int64_t c = 0; c < threads; c++) {
-        int64_t b = min(t->bags, c * share), last = min(t->bags, b + share), k = read_once(t->offsets + b), end = k;
+        int64_t b = min(t->bags, c * share), last = min(t->bags, b + share);
+        int64_t k = read_once(t->offsets + b) - t->offset, end = k;
         int is_valid = k >= 0 && (b || k == 0);
         for (; is_valid && b < last; b++) {
-            end = read_once(t->offsets + b + 1);
+            end = read_once(t->offsets + b + 1) - t->offset;
             is_valid = k <= end && end <= t->nnz;
             for (; is_valid && k < end; k++) entries[k] = (uint64_t)b;
         }
@@ -69,16 +71,23 @@ static int assign_bags(const tensor *t, uint64_t *entries, int64_t threads)
 
 enum { SORTED, UNSORTED, REFUSED };
 
-/* Writes row << 32 | value for each entry: its row of the table, and the row of the gradient's values that it takes.
-   Whoever else writes to the index, each row is read once; unless all lie in the table, the gradient is refused. */
-static int read_range(const tensor *t, int64_t start, int64_t end, uint64_t *entries)
+/* The entries of a table's gradient, row << 32 | value, where the value is the row of the gradient that it takes: the
+   entry's bag if there are bags, else its place in the index. With weights it is the place, and bag_of has the bags. */
+typedef struct {
+    uint64_t *entries;
+    uint32_t *bag_of; /* NULL without weights */
+} entry_list;
+
+/* Whoever else writes to the index, each row is read once; unless all lie in the table, the gradient is refused. */
+static int read_range(const tensor *t, int64_t start, int64_t end, const entry_list *list)
 {
     const int64_t *index = t->index;
-    uint64_t max_row = 0, max_bag = 0, previous = 0, descends = 0;
+    uint64_t max_row = 0, max_bag = 0, previous = 0, descends = 0, *entries = list->entries;
     int by_bags = t->offsets != NULL;
     for (int64_t k = start; k < end; k++) {
         uint64_t row = (uint64_t)read_once(index + k), value = (uint64_t)k;
         if (by_bags) value = entries[k], max_bag = value > max_bag ? value : max_bag;
+        if (list->bag_of) list->bag_of[k] = (uint32_t)value, value = (uint64_t)k;
         max_row = row > max_row ? row : max_row;
         descends |= row - previous; /* its sign bit */
         entries[k] = row << 32 | value;
@@ -88,13 +97,14 @@ static int read_range(const tensor *t, int64_t start, int64_t end, uint64_t *ent
     return !is_valid ? REFUSED : (int64_t)descends < 0 ? UNSORTED : SORTED;
 }
 
-static int read_entries(const tensor *t, uint64_t *entries, int64_t threads)
+static int read_entries(const tensor *t, const entry_list *list, int64_t threads)
 {
     int64_t n = t->nnz, share = ceil_div(n, threads), is_invalid = 0, descends = 0;
-    if (t->offsets && !assign_bags(t, entries, threads)) return REFUSED;
+    const uint64_t *entries = list->entries;
+    if (t->offsets && !assign_bags(t, list->entries, threads)) return REFUSED;
     PARALLEL_FOR_STATIC
     for (int64_t c = 0; c < threads; c++) {
-        int order = read_range(t, min(n, c * share), min(n, (c + 1) * share), entries);
+        int order = read_range(t, min(n, c * share), min(n, (c + 1) * share), list);
         if (order == REFUSED) report(&is_invalid, 1);
         if (order == UNSORTED) report(&descends, 1);
     }
@@ -295,17 +305,28 @@ static workspace workspace_of(const tensor *t, int64_t threads)
     return sizes;
 }
 
-static void step(const tensor *t, const config *c, uint64_t *entries, int is_sorted, int64_t threads,
-                 char *workspace_data)
+/* What is read of a table before any table is stepped. */
+typedef struct {
+    entry_list list;
+    int64_t order; /* SORTED, UNSORTED or REFUSED */
+} table_gradient;
+
+static void step(const tensor *t, const config *c, const table_gradient *g, int64_t threads, char *data)
 {
+    if (!t->nnz) {
+        begin_step(t, c, READ | MOVE), hand_out_rows(t, NULL);
+        return;
+    }
     workspace sizes = workspace_of(t, threads);
-    char *counts = workspace_data, *tiles = counts + sizes.counts, *sorted_entries = tiles + sizes.tiles;
+    char *counts = data, *tiles = counts + sizes.counts, *sorted_entries = tiles + sizes.tiles;
     char *sums = sorted_entries + sizes.sorted_entries;
     settings s = begin_step(t, c, READ | MOVE);
-    const uint64_t *order =
-        is_sorted ? entries : sort(t, entries, (uint64_t *)sorted_entries, (int64_t *)counts, threads);
+    const uint64_t *order = g->list.entries;
+    if (g->order == UNSORTED)
+        order = sort(t, g->list.entries, (uint64_t *)sorted_entries, (int64_t *)counts, threads);
     work w;
     plan_work(t, &s, READ | MOVE, order, &w);
+    w.value_rows = g->list.bag_of;
     w.tile_rows = sizes.tile_rows, w.tile_columns = t->inner, w.buffer_entries = sizes.buffer_entries;
     w.thread_buffers = tiles, w.thread_bytes = TILE_COPIES * sizes.buffer_entries * real_bytes_of(t);
     if (has_column_sums(t)) step_table(&w, threads, sums, sizes.chunks);
@@ -313,34 +334,71 @@ static void step(const tensor *t, const config *c, uint64_t *entries, int is_sor
     hand_out_rows(t, order);
 }
 
-static int64_t threads_for(const tensor *t, int64_t threads)
+/* Many tables are shared out among the threads, one table to a thread. What is large next to all of them is stepped by
+   all threads together, as is a single table. The bits are the same. */
+typedef struct {
+    int64_t threads, all_entries;
+} sharing;
+
+static int64_t entries_moved(const tensor *t) { return t->nnz * t->inner; }
+
+static int is_shared_out(const sharing *how, const tensor *t)
 {
-    return t->nnz * t->inner <= SERIAL_ENTRIES ? 1 : threads;
+    return how->threads > 1 && entries_moved(t) <= how->all_entries / (TABLES_PER_THREAD * how->threads);
+}
+
+static int64_t threads_for(const sharing *how, const tensor *t)
+{
+    return entries_moved(t) <= SERIAL_ENTRIES || is_shared_out(how, t) ? 1 : how->threads;
+}
+
+static int64_t words(int64_t bytes) { return ceil_div(bytes, sizeof(uint64_t)) * (int64_t)sizeof(uint64_t); }
+
+static int64_t bytes_of_entries(const tensor *t)
+{
+    return words(t->nnz * (int64_t)(sizeof(uint64_t) + (t->weights ? sizeof(uint32_t) : 0)));
 }
 
 /* One step of every table. Returns 0; or, if the workspace is too small, the bytes that are needed; or −1 − i if table
    i is the first whose gradient has an index out of range, or bags that do not cover its entries. Then nothing was
    done. */
-EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const config *c, int64_t threads,
+EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, const config *c, int64_t all_threads,
                                           char *workspace_data, int64_t workspace_bytes)
 {
-    int64_t largest = 0, entries_bytes = 0;
+    sharing how = {.threads = all_threads};
+    for (int64_t i = 0; i < count; i++) how.all_entries += entries_moved(&tensors[i]);
+    if (how.all_entries <= SERIAL_ENTRIES) how.threads = 1;
+    int64_t largest = 0, largest_shared = 0, entry_bytes = 0, threads = how.threads;
     for (int64_t i = 0; i < count; i++) {
-        largest = max(largest, workspace_of(&tensors[i], threads_for(&tensors[i], threads)).total);
-        entries_bytes += (tensors[i].nnz + 1) * (int64_t)sizeof(uint64_t);
+        const tensor *t = &tensors[i];
+        int64_t *most = is_shared_out(&how, t) ? &largest_shared : &largest;
+        *most = max(*most, words(workspace_of(t, threads_for(&how, t)).total));
+        entry_bytes += bytes_of_entries(t);
     }
-    largest = ceil_div(largest, sizeof(uint64_t)) * (int64_t)sizeof(uint64_t);
-    if (largest + entries_bytes > workspace_bytes) return largest + entries_bytes;
-    /* SORTED or UNSORTED for each table, then the entries of all tables */
-    int64_t *order = (int64_t *)(workspace_data + largest);
-    uint64_t *entries = (uint64_t *)(order + count);
-    for (int64_t i = 0; i < count; entries += tensors[i++].nnz) {
-        order[i] = read_entries(&tensors[i], entries, threads_for(&tensors[i], threads));
-        if (order[i] == REFUSED) return -1 - i;
+    int64_t room = max(largest, threads * largest_shared);
+    int64_t needed = room + count * (int64_t)sizeof(table_gradient) + entry_bytes;
+    if (needed > workspace_bytes) return needed;
+    table_gradient *gradients = (table_gradient *)(workspace_data + room);
+    char *entries = (char *)(gradients + count);
+    for (int64_t i = 0; i < count; entries += bytes_of_entries(&tensors[i++])) {
+        gradients[i].list.entries = (uint64_t *)entries;
+        gradients[i].list.bag_of = tensors[i].weights ? (uint32_t *)(gradients[i].list.entries + tensors[i].nnz) : NULL;
     }
-    entries = (uint64_t *)(order + count);
-    for (int64_t i = 0; i < count; entries += tensors[i++].nnz)
-        if (!tensors[i].nnz) begin_step(&tensors[i], c, READ | MOVE), hand_out_rows(&tensors[i], NULL);
-        else step(&tensors[i], c, entries, order[i] == SORTED, threads_for(&tensors[i], threads), workspace_data);
+    threads = largest_shared ? how.threads : 1;
+    PARALLEL_FOR_DYNAMIC
+    for (int64_t i = 0; i < count; i++)
+        if (is_shared_out(&how, &tensors[i])) gradients[i].order = read_entries(&tensors[i], &gradients[i].list, 1);
+    for (int64_t i = 0; i < count; i++)
+        if (!is_shared_out(&how, &tensors[i]))
+            gradients[i].order = read_entries(&tensors[i], &gradients[i].list, threads_for(&how, &tensors[i]));
+    for (int64_t i = 0; i < count; i++)
+        if (gradients[i].order == REFUSED) return -1 - i;
+    PARALLEL_FOR_DYNAMIC
+    for (int64_t i = 0; i < count; i++)
+        if (is_shared_out(&how, &tensors[i]))
+            step(&tensors[i], c, &gradients[i], 1, workspace_data + thread_number() * largest_shared);
+    for (int64_t i = 0; i < count; i++)
+        if (!is_shared_out(&how, &tensors[i]))
+            step(&tensors[i], c, &gradients[i], threads_for(&how, &tensors[i]), workspace_data);
     return 0;
 }

@@ -26,7 +26,7 @@ void plan_work(const tensor *t, const settings *s, int passes, const uint64_t *o
     w->t = t, w->s = s, w->passes = passes, w->order = order;
     w->staged = !contiguous || s->l2 != 0 || s->seed != 0 || needs_reals;
     w->stored_ops = stored_ops, w->ops = w->staged ? real_ops : stored_ops;
-    w->fused = 0;
+    w->value_rows = NULL, w->fused = 0;
 }
 
 tile_buffers buffers_of_thread(const work *w)
@@ -88,10 +88,22 @@ void open_tile(const work *w, const span *at, int passes, const tile_buffers *bu
     else point_at(w, at, tile);
     if (w->staged || w->order) tile->g = buf->g, tile->g_stride = at->columns;
     if (!(passes & READ) && moves_without_g(w->s)) return;
-    if (w->order)
-        w->stored_ops->gather_sums(t->g.data, t->g.outer, t->g.inner, w->order, t->nnz, at->starts, at->rows,
-                                   at->columns, tile->g);
-    else if (w->staged) load(w->stored_ops, &t->g, at, tile->g);
+    if (w->order) {
+        const gather g = {
+            .values = t->g.data,
+            .row_stride = t->g.outer,
+            .column_stride = t->g.inner,
+            .order = w->order,
+            .order_count = t->nnz,
+            .value_rows = w->value_rows,
+            .weights = t->weights,
+            .starts = at->starts,
+            .rows = at->rows,
+            .columns = at->columns,
+            .to_stride = at->columns,
+        };
+        w->stored_ops->gather_sums(&g, tile->g);
+    } else if (w->staged) load(w->stored_ops, &t->g, at, tile->g);
     if (w->s->l2 != 0) w->ops->add_penalty(tile->g, tile->x, w->s, at->rows * at->columns);
 }
 

@@ -13,6 +13,7 @@ typedef struct {
     const settings *s;
     int passes;                         /* READ, MOVE or both */
     const uint64_t *order;              /* the entries of a sparse gradient, sorted by row; NULL: it is dense */
+    const uint32_t *value_rows;         /* weighted bags: the bag of each entry, in the order of the index; or NULL */
     const arithmetic *stored_ops, *ops; /* on entries as stored, and on entries of a tile */
     int staged;                      /* tiles are copies: entries are not contiguous, or change before they are used */
     int fused;                       /* a tile is read and moved in one pass */

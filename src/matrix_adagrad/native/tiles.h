@@ -435,42 +435,50 @@ static void NAME(store)(const void *from, void *to, int64_t row_stride, int64_t 
 }
 
 /* Columns from j on of the sum of a segment of rows, in registers; the rows of later segments are prefetched. */
-INLINE void NAME(sum_segment)(const STORED *values, int64_t row_stride, const uint64_t *order, int64_t start,
-                              int64_t end, int64_t order_count, int64_t ahead, REAL *sum, int64_t j, int count,
-                              int width)
+INLINE void NAME(sum_segment)(const gather *g, int64_t k, int64_t ahead, REAL *sum, int64_t j, int count, int width,
+                              int weighted)
 {
-#define VALUES_ROW(p) (values + (int64_t)(uint32_t)order[p] * row_stride + j)
+#define VALUES_ROW(p) ((const STORED *)g->values + value_row(g, p) * g->row_stride + j)
     REALS sums[8] = {{0}};
-    for (int64_t p = start; p < end; p++) {
+    for (int64_t p = g->starts[k]; p < g->starts[k + 1]; p++) {
         const STORED *e = VALUES_ROW(p);
-        if (p + ahead < order_count) prefetch_row(VALUES_ROW(p + ahead), count * LANES * (int64_t)sizeof(STORED));
-        for (int c = 0; c < count; c++) sums[c] += NAME(get)(e + c * LANES, width);
+        if (p + ahead < g->order_count) prefetch_row(VALUES_ROW(p + ahead), count * LANES * (int64_t)sizeof(STORED));
+        if (weighted) {
+            REAL weight = ((const REAL *)g->weights)[value_number(g, p)];
+            for (int c = 0; c < count; c++) sums[c] += NAME(get)(e + c * LANES, width) * weight;
+        } else
+            for (int c = 0; c < count; c++) sums[c] += NAME(get)(e + c * LANES, width);
     }
     for (int c = 0; c < count; c++) NAME(put_real)(sum + j + c * LANES, sums[c], width);
 #undef VALUES_ROW
 }
 
-/* Segment sums: row k of the result is the sum of the rows of values that the lower halves of order[starts[k]] to
-   order[starts[k + 1] - 1] list. `order` has order_count elements in all. */
-static void NAME(gather_sums)(const void *values, int64_t row_stride, int64_t column_stride, const uint64_t *order,
-                              int64_t order_count, const int64_t *starts, int64_t rows, int64_t columns, void *to)
+/* The same for values with gaps between their columns. */
+INLINE void NAME(sum_strided)(const gather *g, int64_t k, REAL *sum, int weighted)
 {
-    int64_t ahead = max(1, min(PREFETCH_ROWS, GATHER_BYTES / max(1, columns * (int64_t)sizeof(STORED))));
-    for (int64_t k = 0; k < rows; k++) {
-        REAL *sum = (REAL *)to + k * columns;
+    memset(sum, 0, (size_t)g->columns * sizeof(REAL));
+    for (int64_t p = g->starts[k]; p < g->starts[k + 1]; p++) {
+        const STORED *e = (const STORED *)g->values + value_row(g, p) * g->row_stride;
+        REAL weight = weighted ? ((const REAL *)g->weights)[value_number(g, p)] : 1;
         int64_t j = 0;
-        if (column_stride != 1) {
-            memset(sum, 0, (size_t)columns * sizeof(REAL));
-            for (int64_t p = starts[k]; p < starts[k + 1]; p++, j = 0) {
-                const STORED *e = (const STORED *)values + (int64_t)(uint32_t)order[p] * row_stride;
-                FOR_LANES(columns,
-                          PUT_REAL(sum + j, GET_REAL(sum + j) + WIDEN(NAME(gather_strided)(e + j * column_stride,
-                                                                                           column_stride, width))));
-            }
+        FOR_LANES(g->columns, PUT_REAL(sum + j, GET_REAL(sum + j) +
+                                                    weight * WIDEN(NAME(gather_strided)(e + j * g->column_stride,
+                                                                                        g->column_stride, width))));
+    }
+}
+
+INLINE void NAME(gather_all)(const gather *g, void *to, int weighted)
+{
+    int64_t columns = g->columns;
+    int64_t ahead = max(1, min(PREFETCH_ROWS, GATHER_BYTES / max(1, columns * (int64_t)sizeof(STORED))));
+    for (int64_t k = 0; k < g->rows; k++) {
+        REAL *sum = (REAL *)to + k * g->to_stride;
+        int64_t j = 0;
+        if (g->column_stride != 1) {
+            NAME(sum_strided)(g, k, sum, weighted);
             continue;
         }
-#define SUM(count, width)                                                                                              \
-    NAME(sum_segment)(values, row_stride, order, starts[k], starts[k + 1], order_count, ahead, sum, j, count, width)
+#define SUM(count, width) NAME(sum_segment)(g, k, ahead, sum, j, count, width, weighted)
         for (; j + 8 * LANES <= columns; j += 8 * LANES) SUM(8, LANES);
         if (j + 4 * LANES <= columns) SUM(4, LANES), j += 4 * LANES;
         for (; j + LANES <= columns; j += LANES) SUM(1, LANES);
@@ -479,6 +487,12 @@ static void NAME(gather_sums)(const void *values, int64_t row_stride, int64_t co
         for (; j < columns; j++) SUM(1, 1);
 #undef SUM
     }
+}
+
+static void NAME(gather_sums)(const gather *g, void *to)
+{
+    if (g->weights) NAME(gather_all)(g, to, 1);
+    else NAME(gather_all)(g, to, 0);
 }
 
 #define ARITHMETIC_OF(momentum)                                                                                        \
@@ -501,6 +515,7 @@ static void NAME(gather_sums)(const void *values, int64_t row_stride, int64_t co
         .compute_factors = REALS_NAME(compute_factors),                                                                \
         .add_penalty = REALS_NAME(add_penalty),                                                                        \
         .add = REALS_NAME(add),                                                                                        \
+        .divide = REALS_NAME(divide),                                                                                        \
     },
 static const arithmetic NAME(arithmetic)[] = {FOR_EACH_MOMENTUM(ARITHMETIC_OF)};
 

@@ -52,7 +52,7 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _make_caches(self) -> None:
         """Caches from the last step. They are never saved."""
-        self._option_values = operator.itemgetter(*dict.fromkeys(["geometry", *self.CONFIG.OPTIONS]))
+        self.option_values = operator.itemgetter(*dict.fromkeys(["geometry", *self.CONFIG.OPTIONS]))
         self._streams = Streams(type(self).__name__)
         self._kept: list[UpdateCache] = []  # of each group
 
@@ -185,7 +185,7 @@ class MatrixOptimizer(StatefulOptimizer):
             if torch.compiler.is_compiling():
                 configs = [self.CONFIG.of_group(group) for group in self.param_groups]
                 groups = zip(self.param_groups, configs, strict=True)
-                run([GroupPlan(self._updates(group, config), config) for group, config in groups])
+                run([GroupPlan(self.updates_of(group, config), config) for group, config in groups])
                 return loss
             # Taken out while the step runs: another thread makes updates of its own, and a failed step leaves none.
             kept, self._kept = self._kept[: len(self.param_groups)], []
@@ -196,25 +196,34 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _collect(self, group: dict[str, Any], known: UpdateCache | None) -> UpdateCache:
         """The updates of all parameters with a gradient. Those of the last step are reused if they are still valid."""
-        values = self._option_values(group)
+        values = self.option_values(group)
         if known is not None and known.has_config_of(values):
             config = known.config
-        else:  # users may edit a group
-            self._check_geometry(group)
-            if group.get("reduction", "sum") not in ("sum", "mean"):
-                check_options(group)
-            config = self.CONFIG.of_group(group)
-            values = self._option_values(group)
+        else:
+            config = self.config_of(group)
+            values = self.option_values(group)
         params = [param for param in group["params"] if param.grad is not None]
         grads, states = [param.grad for param in params], list(map(self.state.get, params))
         if known is None or not known.renew(params, grads, states, config, values):
-            updates = self._updates(group, config)
+            updates = self.updates_of(group, config)
             known = UpdateCache(updates, [self.state[param] for param in params], config, values)
         if config.is_random:
-            self._streams.assign(known.updates, config)
+            self.assign_streams(known.updates, config)
         return known
 
-    def _updates(self, group: dict[str, Any], config: Config) -> list[Update]:
+    def assign_streams(self, updates: list[Update], config: Config) -> None:
+        """Give each update its own random numbers for this step."""
+        self._streams.assign(updates, config)
+
+    def config_of(self, group: dict[str, Any]) -> Config:
+        """The configuration of a group, which users may edit."""
+        self._check_geometry(group)
+        if group.get("reduction", "sum") not in ("sum", "mean"):
+            check_options(group)
+        return self.CONFIG.of_group(group)
+
+    def updates_of(self, group: dict[str, Any], config: Config) -> list[Update]:
+        """The updates of a group's parameters with a gradient, all checked."""
         params: list[Tensor] = []
         grads: list[Tensor] = []
         averages: list[Tensor] = []

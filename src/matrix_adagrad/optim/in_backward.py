@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections import defaultdict
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.optim.bag_steps import BagSteps, subgroup
+from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.combined import CombinedOptimizer, needed_by_step, without_hooks
-from matrix_adagrad.torch_private import gradient_hooks
+from matrix_adagrad.torch_private import backward_pass, gradient_hooks
 
 __all__ = ["InBackward", "step_in_backward"]
 
@@ -33,8 +39,10 @@ class InBackward:
             if param.requires_grad
         }
         self.optimizers = [step.stepper for step in steps.values()]
-        self._hooks = [_Hook(param, step) for param, step in steps.items()]
-        self._steps = list(steps.values())
+        self._hooks = [_Hook(param, step, self) for param, step in steps.items()]
+        self._steps = steps
+        self._bag_steps: dict[tuple[int, ...], list[BagSteps]] = {}
+        self._stepped: tuple[int, set[int]] = -1, set()  # the last backward pass with bags, and the ids of its tables
         for owner in owners:  # whoever keeps the optimizer keeps the steps
             vars(owner)["_in_backward"] = self
 
@@ -42,10 +50,54 @@ class InBackward:
         """Undo `step_in_backward`: gradients are kept again, and ``optimizer.step()`` uses them."""
         for hook in self._hooks:
             hook.handle.remove()
-        for step in self._steps:
+        for step in self._steps.values():
             if vars(step.owner).get("_in_backward") is self:
                 del vars(step.owner)["_in_backward"]
         self._hooks.clear()
+
+    # ------------------------------------------------------------------------------- tables that are read by bags alone
+
+    def step_bags(
+        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch
+    ) -> set[int]:
+        """Step tables in one native call for each parameter group. Returns the numbers of their features.
+
+        Args:
+            tables: without a gradient yet.
+            features: the only one that reads each table, with its number.
+            batch: the gradients of the features' sums.
+        """
+        key = (*map(id, tables), *[number for number, _ in features])
+        if key not in self._bag_steps:
+            self._bag_steps[key] = self._steps_of(tables, features)
+        done: set[int] = set()
+        for steps, numbers in self._bag_steps[key]:
+            done.update(numbers if steps.step(batch) else ())
+        stepped = {id(table) for table, (number, _) in zip(tables, features, strict=True) if number in done}
+        before, number = self._stepped, backward_pass()
+        self._stepped = number, stepped | before[1] if before[0] == number else stepped
+        return done
+
+    def _steps_of(
+        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]]
+    ) -> list[tuple[BagSteps, list[int]]]:
+        groups: defaultdict[tuple[int, int], list[tuple[_Step, tuple[int, Feature]]]] = defaultdict(list)
+        for table, feature in zip(tables, features, strict=True):
+            step = self._steps[table]
+            if inspect.unwrap(type(step.owner).step) is inspect.unwrap(MatrixOptimizer.step):  # torch wraps it
+                groups[id(step.owner), step.number].append((step, feature))
+        return [
+            (
+                BagSteps([step for step, _ in members], [feature for _, feature in members]),
+                [number for _, (number, _) in members],
+            )
+            for members in groups.values()
+        ]
+
+    def was_stepped(self, param: Tensor) -> bool:
+        """Whether the running backward pass has stepped this table already, from a batch of bags."""
+        number, tables = self._stepped
+        return number == backward_pass() and id(param) in tables
 
     def __enter__(self) -> InBackward:
         return self
@@ -115,9 +167,8 @@ class _Step:
         group = self.owner.param_groups[self.number]
         if group["params"][self.place] is not param:
             raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
-        lists = {key: [group[key][self.place]] for key in group if key in ("params", "param_names")}
         # Both are new after load_state_dict.
-        self.stepper.param_groups, self.stepper.state = [{**group, **lists}], self.owner.state
+        self.stepper.param_groups, self.stepper.state = [subgroup(group, [self.place])], self.owner.state
         try:
             self.stepper.step()
         finally:
@@ -127,8 +178,8 @@ class _Step:
 class _Hook:
     """Runs a step that it only references weakly: a strong reference would keep the parameter alive forever."""
 
-    def __init__(self, param: Tensor, step: _Step) -> None:
-        self.step = weakref.ref(step)
+    def __init__(self, param: Tensor, step: _Step, handle: InBackward) -> None:
+        self.step, self._handle = weakref.ref(step), weakref.ref(handle)
         self.handle = param.register_post_accumulate_grad_hook(self)
 
     def __call__(self, param: Tensor) -> None:
@@ -136,4 +187,18 @@ class _Hook:
         if step is None:
             self.handle.remove()
             raise RuntimeError("the optimizer of step_in_backward is gone: keep it, or remove() its handle first")
+        handle = self._handle()
+        if handle is not None and handle.was_stepped(param):
+            if param.grad is None:
+                return
+            param.grad = None
+            raise RuntimeError(
+                f"a table of shape {tuple(param.shape)} was looked up by EmbeddingBags, which stepped it, and is used "
+                "elsewhere in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
+            )
         step(param)
+
+    @property
+    def bag_stepper(self) -> InBackward | None:
+        """What can step the parameter without a gradient of its own: see `matrix_adagrad.bags.lookup.StepsBags`."""
+        return None if self.step() is None else self._handle()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
+from matrix_adagrad.bags.lookup import BagBatch, Feature
 from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
 from matrix_adagrad.geometry.partitions import floored
 from matrix_adagrad.native.matrices import (
@@ -77,13 +78,17 @@ def _describe(
     is_sparse = g.layout is torch.sparse_coo
     if g.shape != x.shape or (update.average is not None and average.shape != x.shape):
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or state has another")
-    index = nnz = offsets = bags = 0
+    index = nnz = offsets = bags = weights_at = 0
     touched = None
     if is_sparse:
-        rows, starts, g = g.entries() if isinstance(g, BagGradient) else (sparse_indices(g)[0], None, sparse_values(g))
+        rows, starts, weights, g = (
+            g.entries() if isinstance(g, BagGradient) else (sparse_indices(g)[0], None, None, sparse_values(g))
+        )
         index, nnz = rows.data_ptr(), rows.numel()
         if starts is not None:
             offsets, bags = starts.data_ptr(), len(starts) - 1
+        if weights is not None:
+            weights_at = weights.data_ptr()
         if max(x.shape[0], nnz, bags) >= native.MOST_ROWS:
             raise NotCoveredError("there are too many rows in its sparse gradient")
         if not (rows.is_contiguous() and (starts is None or starts.is_contiguous())):
@@ -124,7 +129,7 @@ def _describe(
         *(0 if is_lent else v[0].data_ptr(), *v_strides),
         *(layout.outer, layout.inner, layout.kind, dtype),
         *(step_at, step.dtype is torch.float64, index, nnz),
-        *(divisors[0], sums[0].data_ptr() if sums else 0, update.stream, offsets, bags),
+        *(divisors[0], sums[0].data_ptr() if sums else 0, update.stream, offsets, bags, 0, weights_at),
         *(0 if touched is None else touched.data_ptr(), layout.matrices),
         *itertools.chain.from_iterable((own.data_ptr(), *apart) for own, apart in zip(v[1:], v_others, strict=True)),
         *(0,) * (4 * (3 - len(v))),
@@ -279,6 +284,59 @@ def _call(updates: Sequence[Update], packed: bytes, what: int = _READ_AND_MOVE) 
                 update.rows = touched[1 : 1 + int(touched[0])]
     else:
         _with_room(library.matrix_adagrad_step, *arguments, what)
+
+
+# ------------------------------------------------------------------------------------------------------- bags of tables
+
+
+class BagFields:
+    """Tables that the kernels step together, described once. Each batch only changes where their gradients are.
+
+    Args:
+        updates: of the tables, described already.
+        features: the one that reads each table, with its number.
+    """
+
+    def __init__(self, updates: Sequence[Update], features: Sequence[tuple[int, Feature]]) -> None:
+        described = [update.prepared for update in updates]
+        self._updates, self._fields = updates, torch.tensor([list(own.fields) for own in described], device="cpu")
+        self._at = dict(zip(native.TENSOR, self._fields.unbind(1), strict=True))
+        self._written = [tensor for own in described for tensor in own.written]
+        self._starts, self._ends = (torch.tensor(at) for at in zip(*[own[1:3] for own in described], strict=True))
+        self._numbers = torch.tensor([number for number, _ in features], device="cpu")
+        self._columns = torch.tensor([feature.column for _, feature in features], device="cpu")
+
+    def step(self, batch: BagBatch, config: Config) -> bool:
+        """One step, or false if the gradients lie in the tables' own memory."""
+        at, values, offsets = self._at, batch.values, batch.offsets
+        g_start, g_bytes = values.data_ptr(), values.numel() * values.element_size()
+        if ((self._starts < g_start + g_bytes) & (self._ends > g_start)).any():
+            return False
+        bounds = offsets[:: batch.bags].clone()  # others may write to them: what is checked is what is used
+        if bounds[0] < 0 or bounds[-1] > len(batch.index) or (bounds.diff() < 0).any():
+            raise IndexError("the offsets of an EmbeddingBags were changed since its forward pass: no step was taken")
+        first, last = bounds[self._numbers], bounds[self._numbers + 1]
+        torch.add(g_start, self._columns, alpha=values.element_size(), out=at["g.data"])
+        torch.add(batch.index.data_ptr(), first, alpha=8, out=at["index"])
+        torch.add(offsets.data_ptr(), self._numbers, alpha=8 * batch.bags, out=at["offsets"])
+        torch.sub(last, first, out=at["nnz"])
+        at["offset"].copy_(first)
+        at["bags"].fill_(batch.bags)
+        at["g.outer"].fill_(values.stride(0))
+        at["g.inner"].fill_(1)
+        if batch.weights is None:
+            at["weights"].zero_()
+        else:
+            torch.add(batch.weights.data_ptr(), first, alpha=batch.weights.element_size(), out=at["weights"])
+        if config.is_random:
+            at["stream"].copy_(torch.tensor([update.stream for update in self._updates]))
+        torch.autograd.graph.increment_version(self._written)
+        packed = _packed(config, config.stochastic_rounding and values.dtype is torch.bfloat16)
+        tables = self._fields.data_ptr(), len(self._updates)
+        refused = _with_room(native.load().matrix_adagrad_sparse_step, *tables, packed, native.threads())
+        if refused:
+            raise IndexError(_what_is_missing(self._updates[-1 - refused]))
+        return True
 
 
 # ---------------------------------------------------------------------------------------------------- steepest descent

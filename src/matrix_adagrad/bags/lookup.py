@@ -1,0 +1,284 @@
+"""Lookups of many features at once: one native call, one autograd node, and gradients that are stored per bag."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from matrix_adagrad import native
+from matrix_adagrad.bags.gradient import BagGradient, concatenated
+from matrix_adagrad.geometry import wide_dtype
+from matrix_adagrad.torch_private import gradient_hooks, has_no_other_owner, is_transformed, storage_owners
+
+__all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "without_padding"]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Bags of rows of a table, whose sums are some columns of the output."""
+
+    name: str
+    table: int  # its number
+    column: int  # of the output, the first
+    width: int
+    is_mean: bool = False
+
+
+@dataclass(frozen=True)
+class BagBatch:
+    """The gradient of a batch: bags of all features, and the gradients of their sums, side by side."""
+
+    index: Tensor
+    offsets: Tensor  # the bags of feature f start at offsets[f * bags]
+    weights: Tensor | None
+    values: Tensor  # (bags, sum of widths)
+    bags: int
+
+    def gradients(self, features: Sequence[tuple[int, Feature]], shapes: Sequence[torch.Size]) -> list[BagGradient]:
+        """The gradients of some features, which come with their numbers, for tables of these shapes."""
+        if len(features) == 1 and len(self.offsets) == self.bags + 1:  # the only one of the batch
+            return [BagGradient(self.index, self.offsets, self.values, shapes[0], weights=self.weights, check=False)]
+        found = []
+        for (i, feature), shape in zip(features, shapes, strict=True):
+            own = self.offsets[i * self.bags : (i + 1) * self.bags + 1]
+            place = slice(int(own[0]), int(own[-1]))
+            values = self.values[:, feature.column : feature.column + feature.width]
+            weights = None if self.weights is None else self.weights[place]
+            found.append(
+                BagGradient(self.index[place], own - own[0], values, shape, weights=weights, check=False)
+            )
+        return found
+
+
+class StepsBags(Protocol):
+    """Steps tables in the backward pass from a batch, without a gradient for each table."""
+
+    def step_bags(
+        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch
+    ) -> set[int]:
+        """Step those of the tables that can be. Returns the numbers of their features."""
+
+
+class _Call:
+    """One forward pass whose backward pass has not run yet."""
+
+    is_alone = True
+
+
+class Lookup:
+    """The features of a batch, and what is known about their tables from the last call.
+
+    Args:
+        features: which table each reads, and its columns of the output.
+    """
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        self.features, self.width = tuple(features), sum(feature.width for feature in features)
+        readers = [feature.table for feature in features]
+        self._unshared = [i for i, table in enumerate(readers) if readers.count(table) == 1]
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        self._rooms: list[Tensor] = []
+        self._described: tuple[list[Any], Tensor] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lookup:
+        return Lookup(self.features)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Lookup, (self.features,)
+
+    def __call__(
+        self, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """The sums of all bags: (bags, sum of widths)."""
+        sums: Tensor = _SumBags.apply(self, index, offsets, sample_weights, *tables)  # type: ignore[no-untyped-call]
+        return sums
+
+    def sums(self, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """The same, not recorded."""
+        bags = (len(offsets) - 1) // len(self.features)
+        out = self._output(bags, tables[0].dtype)
+        wrong = native.load().matrix_adagrad_sum_bags(
+            *(self._describe(tables).data_ptr(), len(self.features), native.DTYPES[tables[0].dtype]),
+            *(index.data_ptr(), len(index), 0 if weights is None else weights.data_ptr()),
+            *(offsets.data_ptr(), bags, out.data_ptr(), self.width, native.threads()),
+        )
+        if wrong == native.NO_MEMORY:
+            raise MemoryError(f"no memory was left to sum bags of {len(index)} rows")
+        if wrong:
+            self._refuse(wrong - 1, tables, index, offsets, bags)
+        return out
+
+    def _output(self, bags: int, dtype: torch.dtype) -> Tensor:
+        """Memory for the sums. That of an earlier call is used again once nobody else holds it: new pages are slow."""
+        needed = bags * self.width * dtype.itemsize
+        rooms, self._rooms = self._rooms, []  # no other thread has these now
+        free = [room for room in rooms if storage_owners(room) == 1 and room.numel() >= needed]
+        room = free[0] if free else torch.empty(needed, dtype=torch.uint8, device="cpu")
+        out = torch.empty(0, dtype=dtype, device="cpu")  # not a view: users may write to it
+        out.set_(room.untyped_storage(), 0, (bags, self.width), (self.width, 1))
+        self._rooms = [room, *[other for other in rooms if other is not room][:1]]  # a loop holds one during the next
+        return out
+
+    def _describe(self, tables: Sequence[Tensor]) -> Tensor:
+        """The features as a list of ``struct feature``."""
+        known = [(table.data_ptr(), table.shape, table.stride()) for table in tables]
+        if self._described is None or self._described[0] != known:
+            fields = []
+            for feature in self.features:
+                table = tables[feature.table]
+                rows, columns = table.shape
+                fields.append(
+                    (table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean))
+                )
+            self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
+        return self._described[1]
+
+    def _refuse(self, number: int, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, bags: int) -> None:
+        feature = self.features[number]
+        rows, own = len(tables[feature.table]), offsets[number * bags : (number + 1) * bags + 1]
+        name = f" {feature.name!r}" if feature.name else ""
+        if own[0] < 0 or own[-1] > len(index) or (own.diff() < 0).any():
+            raise ValueError(
+                f"offsets must never decrease and not exceed the {len(index)} indices, those of the table{name} are "
+                f"from {own.min()} to {own.max()}"
+            )
+        low, high = index[own[0] : own[-1]].aminmax() if own[-1] > own[0] else (0, -1)
+        if 0 <= low <= high < rows:
+            raise IndexError(
+                f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
+            )
+        raise IndexError(f"the table{name} has {rows} rows, and its bags have rows {low} to {high}")
+
+    # ----------------------------------------------------------------------------------------------- the backward pass
+
+    def begin(self) -> _Call:
+        """A forward pass. Those whose backward passes may run together are marked: their gradients have to be added."""
+        call = _Call()
+        for other in self._calls:
+            other.is_alone = call.is_alone = False
+        self._calls.add(call)
+        return call
+
+    def finish(self, call: _Call) -> bool:
+        """The backward pass of a call. Returns whether it runs by itself."""
+        self._calls.discard(call)
+        return call.is_alone
+
+    def values_of(self, grad: Tensor, offsets: Tensor) -> Tensor:
+        """The gradients of all sums, from those of the output: means are divided by the lengths of their bags."""
+        means = [i for i, feature in enumerate(self.features) if feature.is_mean]
+        if not means:
+            return grad
+        bags = len(grad)
+        lengths = offsets.diff().view(len(self.features), bags).clamp_(min=1)
+        values = grad.clone(memory_format=torch.contiguous_format)
+        for i in means:
+            feature = self.features[i]
+            values[:, feature.column : feature.column + feature.width].div_(lengths[i][:, None])
+        return values
+
+    def gradients(self, tables: Sequence[Tensor], batch: BagBatch, done: set[int]) -> list[Tensor | None]:
+        """The gradients of the tables, except for those that are done."""
+        found: list[list[BagGradient]] = [[] for _ in tables]
+        features = [(i, feature) for i, feature in enumerate(self.features) if feature.table not in done]
+        shapes = [tables[feature.table].shape for _, feature in features]
+        for (_, feature), gradient in zip(features, batch.gradients(features, shapes), strict=True):
+            found[feature.table].append(gradient)
+        return [parts[0] if len(parts) == 1 else concatenated(parts) if parts else None for parts in found]
+
+    def stepped(self, tables: Sequence[Tensor], batch: BagBatch) -> set[int]:
+        """Step the tables whose optimizer does so in the backward pass. Returns their numbers."""
+        steppers: dict[StepsBags, list[int]] = {}
+        for i in self._unshared:
+            table = tables[self.features[i].table]
+            hooks = list(gradient_hooks(table)) if table.is_leaf else []
+            stepper = getattr(hooks[0], "bag_stepper", None) if len(hooks) == 1 and table.grad is None else None
+            if stepper is not None:
+                steppers.setdefault(stepper, []).append(i)
+        done: set[int] = set()
+        for stepper, numbers in steppers.items():
+            features = [(i, self.features[i]) for i in numbers]
+            stepped = stepper.step_bags([tables[feature.table] for _, feature in features], features, batch)
+            done.update(self.features[i].table for i in stepped)
+        return done
+
+
+class _SumBags(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, lookup: Lookup, index: Tensor, offsets: Tensor, sample_weights: Tensor | None, *tables: Tensor
+    ) -> Tensor:
+        weights = None if sample_weights is None else sample_weights.detach().to(wide_dtype(tables[0].dtype))
+        out = lookup.sums(tables, index, offsets, None if weights is None else weights.contiguous())
+        weigh = sample_weights is not None and ctx.needs_input_grad[3]
+        ctx.save_for_backward(index, offsets, weights, *(tables if weigh else ()))
+        ctx.lookup, ctx.tables, ctx.call = lookup, tables, lookup.begin()
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lookup: Lookup = ctx.lookup
+        is_ours = has_no_other_owner(grad)
+        index, offsets, weights, *weighed = ctx.saved_tensors
+        by_sample = _of_weights(lookup, weighed, index, offsets, grad) if weighed else None
+        values = lookup.values_of(grad.detach().contiguous(), offsets)
+        batch = BagBatch(index, offsets, weights, values, len(grad))
+        done = lookup.stepped(ctx.tables, batch) if lookup.finish(ctx.call) and len(grad) else set()
+        # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
+        if len(done) < len(ctx.tables) and values.data_ptr() == grad.data_ptr() and not is_ours:
+            batch = replace(batch, values=values.clone())
+        return None, None, None, by_sample, *lookup.gradients(ctx.tables, batch, done)
+
+
+def _of_weights(
+    lookup: Lookup, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, grad: Tensor
+) -> Tensor:
+    """The gradient of each sample's weight: its row times the gradient of its bag's sum."""
+    bags, found = len(grad), torch.zeros(len(index), dtype=grad.dtype)
+    for i, feature in enumerate(lookup.features):
+        own = offsets[i * bags : (i + 1) * bags + 1]
+        first, last = int(own[0]), int(own[-1])
+        values = grad[:, feature.column : feature.column + feature.width].repeat_interleave(own.diff(), 0)
+        found[first:last] = (tables[feature.table].detach()[index[first:last]] * values).sum(1)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- what is covered
+
+
+def is_index(x: Tensor) -> bool:
+    """Whether these are plain indices or offsets on a CPU."""
+    return type(x) is Tensor and x.is_cpu and x.dtype in (torch.int64, torch.int32) and not x.is_nested
+
+
+def is_covered(tables: Sequence[Tensor], lists: Sequence[Tensor | None], weights: Tensor | None) -> bool:
+    """Whether the kernels take these tables, indices, offsets and weights, here and now."""
+    arrays = tables if weights is None else [*tables, weights]
+    return (
+        not (torch.compiler.is_compiling() or is_transformed())
+        and all(type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and not x.is_neg() for x in arrays)
+        and all(x.dtype is arrays[0].dtype for x in arrays)
+        and all(table.stride(1) == 1 and len(table) < native.MOST_ROWS for table in tables)
+        and (arrays[0].dtype in native.DTYPES and all(is_index(x) for x in lists if x is not None))
+        and not native.missing()
+    )
+
+
+def without_padding(
+    padding: Sequence[int | None], index: Tensor, offsets: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The lists without the padding rows of each feature."""
+    bags, keep = (len(offsets) - 1) // len(padding), torch.ones_like(index, dtype=torch.bool)
+    for i, row in enumerate(padding):
+        if row is not None:
+            own = slice(int(offsets[i * bags]), int(offsets[(i + 1) * bags]))
+            keep[own] = index[own] != row
+    kept = torch.cat([offsets.new_zeros(1), keep.cumsum(0)])
+    return index[keep], kept[offsets], None if weights is None else weights[keep]

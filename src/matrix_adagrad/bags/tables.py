@@ -1,0 +1,326 @@
+"""Many embedding tables, looked up and updated together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from matrix_adagrad.bags.lookup import Feature, Lookup, is_covered, without_padding
+
+__all__ = ["EmbeddingBags", "Table"]
+
+Mode = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of `EmbeddingBags`.
+
+    Args:
+        rows: how many items it has.
+        width: how many numbers each item has.
+        mode: how the rows of a bag are pooled, ``"sum"`` or ``"mean"``. None: as the module says.
+        features: the names of the features that look it up. None: one feature, with the table's name.
+        padding_idx: a row that bags skip, and that is never updated. It starts as zeros.
+        dtype: of the table. None: as the module says.
+    """
+
+    rows: int
+    width: int
+    mode: Mode | None = None
+    features: tuple[str, ...] | None = None
+    padding_idx: int | None = None
+    dtype: torch.dtype | None = None
+
+
+class Tables(nn.Module):
+    """The tables by name, whatever the name. PyTorch's `ParameterDict` has no room for one that is called "items"."""
+
+    def __init__(self, tables: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._parameters.update({name: nn.Parameter(table) for name, table in tables.items()})
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        if name not in self._parameters:
+            raise KeyError(f"there is no table {name!r}, only {', '.join(map(repr, self._parameters))}")
+        return self._parameters[name]  # type: ignore[return-value]
+
+    def __setitem__(self, name: str, table: nn.Parameter) -> None:
+        self[name]  # there is one
+        self._parameters[name] = table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def keys(self) -> Iterable[str]:
+        """The names of the tables."""
+        return self._parameters.keys()
+
+    def values(self) -> Iterable[nn.Parameter]:
+        """The tables."""
+        return self._parameters.values()  # type: ignore[return-value]
+
+    def items(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The tables with their names."""
+        return self._parameters.items()  # type: ignore[return-value]
+
+
+class EmbeddingBags(nn.Module):
+    r"""Embedding bags of many tables: one native call looks all of them up, and one updates them.
+
+    For the bag :math:`B` of a feature, in the table X that it reads, the output has :math:`\sum_{i \in B} X_i`, or the
+    mean. The columns of the output are those of the first feature, of the second, and so on, in the order of the tables.
+    Gradients are stored once per bag (see `matrix_adagrad.bags.BagGradient`), and every optimizer of this package takes
+    them. With `step_in_backward` all tables are updated by one call in the backward pass, and no gradient is stored.
+
+    The tables are ordinary parameters, ``bags.tables["user"]``: give each a learning rate, a geometry or a domain of its
+    own by parameter groups. The state dict has them by name, ``tables.user``.
+
+    Other devices, `torch.compile`, `torch.func` and `DistributedDataParallel` run PyTorch's own operators, table by
+    table. The output is kept for the next call once nobody else holds it, because new memory is slow to get.
+
+    Args:
+        tables: by name, a `Table`, or its number of rows and width.
+        mode: how bags are pooled, for the tables that do not say.
+        device, dtype: of the tables, as in PyTorch.
+
+    Attributes:
+        tables: the parameters, by name.
+        features: the names of the features, in the order of the output.
+        widths: how many columns of the output each feature has.
+
+    Example:
+        >>> import torch
+        >>> from matrix_adagrad import EmbeddingBags, RowAdaGrad, Table
+        >>> bags = EmbeddingBags({"user": (1000, 8), "item": Table(5000, 4, features=("seen", "bought"))})
+        >>> optimizer = RowAdaGrad(bags.parameters(), lr=0.1)
+        >>> out = bags({"user": [[7], [8]], "seen": [[1, 2, 3], [4, 5, 6]], "bought": [[2], [9]]})
+        >>> out.shape  # two bags of each feature
+        torch.Size([2, 16])
+        >>> out.square().sum().backward()
+        >>> optimizer.step()
+
+        The same with all indices in one list, the bags of one feature after those of another:
+
+        >>> indices, offsets = torch.tensor([7, 8, 1, 2, 3, 4, 5, 6, 2, 9]), torch.tensor([0, 1, 2, 5, 8, 9, 10])
+        >>> bags(indices, offsets).shape
+        torch.Size([2, 16])
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table | tuple[int, int]],
+        mode: Mode = "sum",
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not tables:
+            raise ValueError("tables must name at least one table, got none")
+        specs = {name: given if isinstance(given, Table) else Table(*given) for name, given in tables.items()}
+        _check(specs, mode)
+        self.mode, self._specs = mode, specs
+        self.tables = Tables(
+            {
+                name: torch.empty(own.rows, own.width, device=device, dtype=own.dtype or dtype)
+                for name, own in specs.items()
+            }
+        )
+        self.features = tuple(itertools.chain.from_iterable(own.features or (name,) for name, own in specs.items()))
+        self._features, column = [], 0
+        for number, (name, own) in enumerate(specs.items()):
+            for feature in own.features or (name,):
+                is_mean = (own.mode or mode) == "mean"
+                self._features.append(Feature(feature, number, column, own.width, is_mean))
+                column += own.width
+        padding = [own.padding_idx for own in specs.values()]
+        self._padding = [padding[feature.table] for feature in self._features]
+        self.widths = tuple(feature.width for feature in self._features)
+        self._lookup = Lookup(self._features)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all rows from the standard normal distribution, as PyTorch's module does. Padding rows are zeros."""
+        with torch.no_grad():
+            for table, spec in zip(self.tables.values(), self._specs.values(), strict=True):
+                table.normal_()
+                if spec.padding_idx is not None:
+                    table[spec.padding_idx].zero_()
+
+    def extra_repr(self) -> str:
+        """The features, with the tables that they read."""
+        names = list(self._specs)
+        return ", ".join(
+            feature.name if feature.name == names[feature.table] else f"{feature.name} → {names[feature.table]}"
+            for feature in self._features
+        )
+
+    def forward(
+        self,
+        indices: Any,
+        offsets: Tensor | Sequence[int] | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Pool the bags of all features.
+
+        Args:
+            indices: the ids of all features, the bags of one feature after those of another. Or a mapping from each
+                feature's name to its bags: a pair of indices and offsets, with one offset more than there are bags, or
+                a matrix with a bag in each row. Or TorchRec's `KeyedJaggedTensor`.
+            offsets: with a list of ids: where each bag starts, and where the last one ends; one more than there are
+                features times bags.
+            per_sample_weights: with a list of ids: what each row is multiplied by. Tables with ``mode="mean"`` take
+                none.
+
+        Returns:
+            (bags of a feature, sum of widths).
+        """
+        index, starts, weights = self._lists(indices, offsets, per_sample_weights)
+        tables = list(self.tables.values())
+        if not is_covered(tables, [index, starts], weights):
+            return self._by_torch(tables, index, starts, weights)
+        index, starts = index.long().contiguous(), starts.long().contiguous()
+        _check_start(starts, index)
+        if self._padding.count(None) < len(self._padding):
+            index, starts, weights = without_padding(self._padding, index, starts, weights)
+        return self._lookup(tables, index, starts, weights)
+
+    def by_feature(self, pooled: Tensor) -> dict[str, Tensor]:
+        """The columns of each feature in an output of this module."""
+        return dict(zip(self.features, pooled.split(self.widths, dim=1), strict=True))
+
+    # ------------------------------------------------------------------------------------------------- what is given
+
+    def _lists(self, indices: Any, offsets: Any, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        if weights is not None and any(feature.is_mean for feature in self._features):
+            raise ValueError("per_sample_weights are for tables with mode='sum', and some have mode='mean'")
+        if offsets is None:
+            if weights is not None:
+                raise ValueError("per_sample_weights come with a list of indices and offsets, and offsets are missing")
+            if hasattr(indices, "weights_or_none"):
+                return self._of_jagged(indices)
+            if not isinstance(indices, Mapping):
+                raise ValueError(
+                    "give indices and offsets, or the bags of each feature by its name: offsets are missing, and "
+                    f"indices are a {type(indices).__name__}"
+                )
+            return *_joined([self._bags_of(name, indices) for name in _ordered(self.features, indices)]), None
+        index, starts = _as_list("indices", indices), _as_list("offsets", offsets)
+        if len(starts) % len(self.features) != 1 % len(self.features) or not len(starts):
+            raise ValueError(
+                f"offsets must have one number more than {len(self.features)} features times the bags of each, "
+                f"got {len(starts)}"
+            )
+        if weights is not None and weights.shape != index.shape:
+            raise ValueError(
+                f"per_sample_weights must have one number for each of the {len(index)} indices, got shape "
+                f"{tuple(weights.shape)}"
+            )
+        return index, starts, weights
+
+    def _bags_of(self, name: str, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        bags = given[name]
+        if isinstance(bags, tuple) and len(bags) == 2:
+            return _as_list(f"the indices of {name!r}", bags[0]), _as_list(f"the offsets of {name!r}", bags[1])
+        matrix = torch.as_tensor(bags)
+        if matrix.dim() != 2 or matrix.is_floating_point():
+            raise ValueError(
+                f"the bags of {name!r} must be a pair of indices and offsets, or a matrix of integers with a bag in each "
+                f"row, got shape {tuple(matrix.shape)} and dtype {matrix.dtype}"
+            )
+        count, length = matrix.shape
+        return matrix.reshape(-1), torch.arange(count + 1, device=matrix.device) * length
+
+    def _of_jagged(self, jagged: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The lists of a `KeyedJaggedTensor`, in the order of our features."""
+        keys = list(jagged.keys())
+        names = _ordered(self.features, dict.fromkeys(keys))
+        if keys != names:
+            jagged = jagged.permute([keys.index(name) for name in names])
+        return self._lists(jagged.values(), jagged.offsets(), jagged.weights_or_none())
+
+    # ------------------------------------------------------------------------------------------- what is not covered
+
+    def _by_torch(self, tables: Sequence[Tensor], index: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
+        """The same in PyTorch's operators, feature by feature. Tables of several dtypes are widened at the end."""
+        count, pooled = (len(starts) - 1) // len(self.features), []
+        for i, (feature, padding) in enumerate(zip(self._features, self._padding, strict=True)):
+            own = starts[i * count : (i + 1) * count + 1]
+            first, last = int(own[0]), int(own[-1])
+            table = tables[feature.table]
+            pooled.append(
+                functional.embedding_bag(
+                    index[first:last],
+                    table,
+                    own - own[0],
+                    mode="mean" if feature.is_mean else "sum",
+                    sparse=True,
+                    per_sample_weights=None if weights is None else weights[first:last].to(table.dtype),
+                    include_last_offset=True,
+                    padding_idx=padding,
+                )
+            )
+        widest = pooled[0].dtype
+        for part in pooled:
+            widest = torch.promote_types(widest, part.dtype)
+        return torch.cat([part.to(widest) for part in pooled], dim=1)
+
+
+def _check(tables: Mapping[str, Table], mode: Any) -> None:
+    seen: set[str] = set()
+    for name, own in tables.items():
+        if "." in name or not name:
+            raise ValueError(f"the name of a table must have letters and no dots, since state dicts use it, got {name!r}")
+        if own.rows < 0 or own.width < 1:
+            raise ValueError(f"the table {name!r} must have rows ≥ 0 and width ≥ 1, got {own.rows} and {own.width}")
+        if (own.mode or mode) not in ("sum", "mean"):
+            raise ValueError(f"the mode of the table {name!r} must be 'sum' or 'mean', got {own.mode or mode!r}")
+        if own.padding_idx is not None and not 0 <= own.padding_idx < own.rows:
+            raise ValueError(
+                f"padding_idx of the table {name!r} must be one of its {own.rows} rows, got {own.padding_idx}"
+            )
+        for feature in own.features if own.features is not None else (name,):
+            if feature in seen:
+                raise ValueError(f"the feature {feature!r} reads two tables, or is listed twice: give it another name")
+            seen.add(feature)
+
+
+def _ordered(features: Iterable[str], given: Mapping[str, Any]) -> list[str]:
+    names = list(features)
+    if set(names) != set(given):
+        missing, unknown = sorted(set(names) - set(given)), sorted(set(given) - set(names))
+        raise ValueError(f"bags must be given for the features {names}: {missing} are missing, {unknown} are unknown")
+    return names
+
+
+def _as_list(what: str, given: Any) -> Tensor:
+    found: Tensor = torch.as_tensor(given)
+    if found.dim() != 1 or found.is_floating_point() or found.dtype is torch.bool:
+        raise ValueError(f"{what} must be a list of integers, got shape {tuple(found.shape)} and dtype {found.dtype}")
+    return found
+
+
+def _joined(lists: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    counts = {len(offsets) for _, offsets in lists}
+    if len(counts) > 1:
+        raise ValueError(f"all features need the same number of bags, got {sorted(count - 1 for count in counts)}")
+    starts: Iterator[int] = itertools.accumulate((len(index) for index, _ in lists), initial=0)
+    offsets = [own[:-1] + start for (_, own), start in zip(lists, starts, strict=False)]
+    index = torch.cat([own for own, _ in lists])
+    return index, torch.cat([*offsets, offsets[0].new_tensor([len(index)])])
+
+
+def _check_start(starts: Tensor, index: Tensor) -> None:
+    first, last = int(starts[0]), int(starts[-1])
+    if first != 0 or last != len(index):
+        raise ValueError(f"offsets must go from 0 to the {len(index)} indices, got {first} to {last}")

@@ -1,0 +1,105 @@
+"""The step of tables in the backward pass, from a batch of bags, without a gradient for each table."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.dispatch import NATIVE
+from matrix_adagrad.optim.step.native import BagFields
+from matrix_adagrad.optim.step.update import Update
+from matrix_adagrad.torch_private import has_step_hooks
+
+__all__ = ["BagSteps", "SingleStep", "subgroup"]
+
+
+class SingleStep(Protocol):
+    """The step of one parameter in the backward pass."""
+
+    owner: Any  # a MatrixOptimizer
+    stepper: Optimizer
+    number: int  # of the parameter group
+    place: int  # in the group
+
+
+class BagSteps:
+    """Steps some tables of a parameter group in one native call.
+
+    What is known about the tables is kept from batch to batch and checked with little work, as in `UpdateCache`.
+
+    Args:
+        steps: of the tables in the backward pass, all in one parameter group.
+        features: that read the tables, with their numbers.
+    """
+
+    def __init__(self, steps: Sequence[SingleStep], features: Sequence[tuple[int, Feature]]) -> None:
+        self._steppers, self._features = [step.stepper for step in steps], features
+        self._optimizer, self._number = steps[0].owner, steps[0].number
+        self._places = [step.place for step in steps]
+        self._updates: list[Update] = []
+        self._values: tuple[Any, ...] = ()
+        self._layout: list[Any] = []
+
+    def step(self, batch: BagBatch) -> bool:
+        """Step the tables, or return false if there is more to do than the kernels can do at once."""
+        if any(map(has_step_hooks, self._steppers)):  # of a `Probe`, which looks at the gradients
+            return False
+        group = self._optimizer.param_groups[self._number]
+        values = self._optimizer.option_values(group)
+        if not (self._values and all(map(operator.is_, values, self._values))):
+            config = self._optimizer.config_of(group)
+            if self._values and config.kept != self._config.kept:
+                self._updates = []
+            self._config, self._values = config, self._optimizer.option_values(group)
+        tables = [group["params"][place] for place in self._places]
+        if not self._updates or self._layout_of(tables) != self._layout:
+            self._updates = self._planned(group, tables, batch)
+            if not self._updates:
+                return False
+            self._fields, self._layout = BagFields(self._updates, self._features), self._layout_of(tables)
+        if self._config.is_random:
+            self._optimizer.assign_streams(self._updates, self._config)
+        return self._fields.step(batch, self._config)
+
+    def _planned(self, group: dict[str, Any], tables: Sequence[Tensor], batch: BagBatch) -> list[Update]:
+        """The updates, described for the kernels. Empty if these do not take all of them."""
+        config = self._config
+        if not _is_plain(config):
+            return []
+        gradients = batch.gradients(self._features, [table.shape for table in tables])
+        for table, gradient in zip(tables, gradients, strict=True):
+            table.grad = gradient
+        try:
+            updates = self._optimizer.updates_of(subgroup(group, self._places), config)
+        finally:
+            for table in tables:
+                table.grad = None
+        is_taken = not any(NATIVE.reason_against(update, config) for update in updates)
+        for update in updates:
+            del update.grad  # the kernels have their own account of it
+        return updates if is_taken else []
+
+    def _layout_of(self, tables: Sequence[Tensor]) -> list[Any]:
+        """All that the description depends on, except for the gradients."""
+        states = [self._optimizer.state.get(table, {}) for table in tables]
+        state = list(itertools.chain.from_iterable(map(dict.values, states)))
+        arrays = [*tables, *state]
+        return [*map(id, arrays), *map(Tensor.data_ptr, arrays), *map(Tensor.stride, arrays), *[x.shape for x in tables]]
+
+
+def _is_plain(config: Config) -> bool:
+    """Whether a step is one call of the kernels, with nothing before or after."""
+    return config.domain is None and config.fused is not False and not (config.foreach or config.differentiable)
+
+
+def subgroup(group: dict[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """A parameter group with some of the parameters, at these places."""
+    lists = {key: [group[key][place] for place in places] for key in group if key in ("params", "param_names")}
+    return {**group, **lists}
