@@ -146,7 +146,6 @@ def backward_pass() -> int:
     return number
 
 
-
 def is_transformed() -> bool:
     """Whether operators are traced, transformed by torch.func, or run inside DistributedDataParallel."""
     return bool(

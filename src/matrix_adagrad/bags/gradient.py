@@ -182,9 +182,7 @@ class BagGradient(Tensor):
         return _on_sparse(func, args, kwargs or {}) if result is NotImplemented else result
 
 
-def _check(
-    index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], weights: Tensor | None
-) -> None:
+def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], weights: Tensor | None) -> None:
     if len(shape) != 2 or values.dim() != 2 or values.shape[1] != shape[1]:
         raise ValueError(
             f"values of shape {tuple(values.shape)} do not match the rows of a table of shape {tuple(shape)}"

@@ -280,7 +280,9 @@ def _check(tables: Mapping[str, Table], mode: Any) -> None:
     seen: set[str] = set()
     for name, own in tables.items():
         if "." in name or not name:
-            raise ValueError(f"the name of a table must have letters and no dots, since state dicts use it, got {name!r}")
+            raise ValueError(
+                f"the name of a table must have letters and no dots, since state dicts use it, got {name!r}"
+            )
         if own.rows < 0 or own.width < 1:
             raise ValueError(f"the table {name!r} must have rows ≥ 0 and width ≥ 1, got {own.rows} and {own.width}")
         if (own.mode or mode) not in ("sum", "mean"):

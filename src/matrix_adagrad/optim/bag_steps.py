@@ -91,7 +91,12 @@ class BagSteps:
         states = [self._optimizer.state.get(table, {}) for table in tables]
         state = list(itertools.chain.from_iterable(map(dict.values, states)))
         arrays = [*tables, *state]
-        return [*map(id, arrays), *map(Tensor.data_ptr, arrays), *map(Tensor.stride, arrays), *[x.shape for x in tables]]
+        return [
+            *map(id, arrays),
+            *map(Tensor.data_ptr, arrays),
+            *map(Tensor.stride, arrays),
+            *[x.shape for x in tables],
+        ]
 
 
 def _is_plain(config: Config) -> bool:

@@ -57,9 +57,7 @@ class InBackward:
 
     # ------------------------------------------------------------------------------- tables that are read by bags alone
 
-    def step_bags(
-        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch
-    ) -> set[int]:
+    def step_bags(self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch) -> set[int]:
         """Step tables in one native call for each parameter group. Returns the numbers of their features.
 
         Args:
