@@ -33,9 +33,10 @@ class BagGradient(Tensor):
     """The sparse gradient of a table, stored once per bag, because all rows of a bag have the same values.
 
     It represents the sparse tensor with rows ``index``, where rows ``offsets[b]`` to ``offsets[b + 1]`` have the values
-    ``values[b]``, each times its weight if there are weights. The sparse tensor would repeat these for every row: for a bag of 20 rows, it stores them 20 times
-    instead of once. The optimizers in this package use it directly. To everything else it is a sparse gradient, and it
-    turns into that sparse tensor when asked for its values. Added or scaled gradients stay compact.
+    ``values[b]``, each times its weight if there are weights. The sparse tensor would repeat these for every row: for a
+    bag of 20 rows, it stores them 20 times instead of once. The optimizers in this package use it directly. To
+    everything else it is a sparse gradient, and it turns into that sparse tensor when asked for its values. Added or
+    scaled gradients stay compact.
 
     Args:
         index: the rows of the table, in any order and with repeats.

@@ -44,6 +44,7 @@ class BagSteps:
         self._optimizer, self._number = steps[0].owner, steps[0].number
         self._places = [step.place for step in steps]
         self._updates: list[Update] = []
+        self._config: Config
         self._values: tuple[Any, ...] = ()
         self._layout: list[Any] = []
 
