@@ -1,6 +1,6 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
-from matrix_adagrad.bags import EmbeddingBag
+from matrix_adagrad.bags import Embedding, EmbeddingBag
 from matrix_adagrad.geometry import (
     Batched,
     Blocks,
@@ -40,6 +40,7 @@ __all__ = [
     "ColumnMomentum",
     "CombinedOptimizer",
     "Diagonal",
+    "Embedding",
     "EmbeddingBag",
     "Entry",
     "Factored",

@@ -1,6 +1,7 @@
 """Embedding bags, and a gradient for them that takes no more memory than the bags."""
 
+from matrix_adagrad.bags.embedding import Embedding
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.bags.module import EmbeddingBag
 
-__all__ = ["BagGradient", "EmbeddingBag"]
+__all__ = ["BagGradient", "Embedding", "EmbeddingBag"]
