@@ -84,9 +84,11 @@ def _entries(grad: Tensor, norm_type: float) -> Tensor:
 
 def _sums_of_rows(grad: BagGradient) -> Tensor:
     """The sum of each row that the gradient has: the rows are bags of bags, so that values are never repeated."""
-    index, offsets, values = grad.entries()
+    index, offsets, *weights, values = grad.entries()
     index, order = index.sort(stable=True)
+    weight = next((own[order].to(values.dtype) for own in weights if own is not None), None)
     if offsets is not None:
         order = torch.arange(len(values), device=index.device).repeat_interleave(offsets.diff())[order]
     counts = index.unique_consecutive(return_counts=True)[1]
-    return embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
+    starts = counts.cumsum(0) - counts
+    return embedding_bag(order, values, starts, mode="sum", per_sample_weights=weight)
