@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
 import statistics
 import sys
-import tempfile
-import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.dlrm.peers import OURS, PEERS, SHARDED, gap
-from benchmarks.dlrm.training import FULL, QUICK, Result, Run, Setting, speeds, train, train_sharded, tune
+from benchmarks.dlrm.processes import PROCESSES, alone, together
+from benchmarks.dlrm.training import FULL, QUICK, Result, Run, Setting, speeds, train, tune
 from benchmarks.markdown import DOCS, markdown_table, update_page, with_blocks
 from benchmarks.measure import Times
 from matrix_adagrad.cli.arguments import add_threads, positive, write_error
@@ -30,9 +25,6 @@ from matrix_adagrad.text import json_text
 __all__ = ["main"]
 
 TUNING = 1000  # a seed that no other run has
-PROCESSES = 2
-
-T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,20 +61,20 @@ def run(options: argparse.Namespace) -> int:
         print(f"gap: {name}: {reason}")
     names = [name for name in PEERS if name not in gaps]
     blank = Run("", 0.0, TUNING, setting, options.threads)
-    tuned = {name: _alone(tune, replace(blank, contestant=name)) for name in names}
+    tuned = {name: alone(tune, replace(blank, contestant=name)) for name in names}
     lrs = {name: max(tried, key=tried.__getitem__) for name, tried in tuned.items()}
     results: dict[str, list[Result]] = {name: [] for name in names}
     for seed in seeds:
         for name in names[seed % len(names) :] + names[: seed % len(names)]:  # so that none is always the first
-            results[name].append(_alone(train, replace(blank, contestant=name, lr=lrs[name], seed=seed)))
+            results[name].append(alone(train, replace(blank, contestant=name, lr=lrs[name], seed=seed)))
             _show(name, lrs[name], results[name][-1])
-    times = _alone(speeds, setting, lrs, rounds, options.threads)
+    times = alone(speeds, setting, lrs, rounds, options.threads)
     sharded: dict[str, list[list[Result]]] = {name: [] for name in SHARDED if name not in gaps}
     for seed in seeds:
         for name in list(sharded)[:: 1 - 2 * (seed % 2)]:
             lr = lrs[name if name in lrs else OURS]  # with the same optimizer
             threads = max(1, options.threads // PROCESSES)
-            sharded[name].append(_together(Run(name, lr, seed, setting, threads)))
+            sharded[name].append(together(Run(name, lr, seed, setting, threads)))
             _show(f"{PROCESSES} processes, {name}", lr, sharded[name][-1][0])
     made = _single_table(lrs, results, times, setting)
     made += f"\n\n{PROCESSES} processes:\n\n{_sharded_table(sharded)}"
@@ -100,29 +92,6 @@ def run(options: argparse.Namespace) -> int:
     if options.write:
         update_page(page, {"dlrm": lambda: made})
     return 0
-
-
-def _alone(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a process of its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _quiet) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def _together(one: Run) -> list[Result]:
-    """The same run in all processes."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"), _quiet) as pool,
-    ):
-        store = str(Path(folder) / "store")
-        ranks = [pool.submit(train_sharded, one, rank, PROCESSES, store) for rank in range(PROCESSES)]
-        return [rank.result() for rank in ranks]
-
-
-def _quiet() -> None:
-    """Leave out the warnings of other packages."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
 
 
 def _show(name: str, lr: float, found: Result) -> None:

@@ -91,7 +91,7 @@ def test_the_table_has_ratios_and_paired_differences():
 
 def test_a_page_without_a_place_for_the_tables_is_found_out_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "DOCS", tmp_path)
-    monkeypatch.setattr(command, "_alone", lambda *_: pytest.fail("this is work"))
+    monkeypatch.setattr(command, "alone", lambda *_: pytest.fail("this is work"))
     (tmp_path / "recommenders.md").write_text("a page", encoding="utf-8")
     with pytest.raises(SystemExit, match="the page has no block for dlrm"):
         command.main(["--write", "--out", str(tmp_path)])

@@ -12,8 +12,8 @@ pytest.importorskip("torchrec.distributed", reason="TorchRec is not installed: m
 
 import torch.distributed as dist
 
-from benchmarks.dlrm.__main__ import _together
 from benchmarks.dlrm.peers import FBGEMM, OURS, PEERS, SHARDED, TORCHREC
+from benchmarks.dlrm.processes import together
 from benchmarks.dlrm.training import Run, Setting, _Trainer
 from matrix_adagrad.datasets.clicks import auc
 
@@ -42,7 +42,7 @@ def test_all_that_are_adagrad_by_row_end_with_the_same_scores():
 
 
 def test_two_processes_train_one_model():
-    found = [_together(Run(name, 0.1, 0, SMALL, 1)) for name in SHARDED]
+    found = [together(Run(name, 0.1, 0, SMALL, 1)) for name in SHARDED]
     for ranks in found:
         assert ranks[0].auc == ranks[1].auc <= ranks[0].ceiling
     assert found[0][0].auc == pytest.approx(found[1][0].auc, abs=1e-3)  # the same optimizer, the same batches
