@@ -1,4 +1,4 @@
-"""``python -m benchmarks.dlrm``: about an hour; with ``--quick``, two minutes to see that it works."""
+"""``python -m benchmarks.dlrm``: an hour or more; with ``--quick``, a few minutes to see that it works."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def run(options: argparse.Namespace) -> int:
             results[name].append(alone(train, replace(blank, contestant=name, lr=lrs[name], seed=seed)))
             _show(name, lrs[name], results[name][-1])
     times = alone(speeds, setting, lrs, rounds, options.threads)
+    each = max(1, options.threads // PROCESSES)  # threads of each of several processes
     sharded: dict[str, list[list[Result]]] = {name: [] for name in SHARDED if name not in gaps}
     for seed in seeds:
         for name in list(sharded)[:: 1 - 2 * (seed % 2)]:
             lr = lrs[name if name in lrs else OURS]  # with the same optimizer
-            threads = max(1, options.threads // PROCESSES)
-            sharded[name].append(together(Run(name, lr, seed, setting, threads)))
+            sharded[name].append(together(Run(name, lr, seed, setting, each)))
             _show(f"{PROCESSES} processes, {name}", lr, sharded[name][-1][0])
     made = _single_table(lrs, results, times, setting)
     made += f"\n\n{PROCESSES} processes:\n\n{_sharded_table(sharded)}"
-    made += f"\n\n{options.threads} threads in all, torch {torch.__version__}."
+    made += f"\n\n{options.threads} threads, or {each} in each of {PROCESSES} processes; torch {torch.__version__}."
     print(f"\n{made}")
     saved = {
         "setting": asdict(setting),
