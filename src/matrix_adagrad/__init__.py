@@ -1,6 +1,6 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
-from matrix_adagrad.bags import EmbeddingBag, EmbeddingBags, Table
+from matrix_adagrad.bags import Embedding, EmbeddingBag, EmbeddingBags, Table
 from matrix_adagrad.geometry import (
     Batched,
     Blocks,
@@ -25,6 +25,7 @@ from matrix_adagrad.optim import (
     RowAdaGrad,
     RowMomentum,
     SteepestDescent,
+    clip_grad_norm_,
     geometry_groups,
     matrix_optimizer,
     state_bytes,
@@ -40,6 +41,7 @@ __all__ = [
     "ColumnMomentum",
     "CombinedOptimizer",
     "Diagonal",
+    "Embedding",
     "EmbeddingBag",
     "EmbeddingBags",
     "Entry",
@@ -58,6 +60,7 @@ __all__ = [
     "Table",
     "Whole",
     "__version__",
+    "clip_grad_norm_",
     "geometry_groups",
     "matrix_optimizer",
     "state_bytes",
