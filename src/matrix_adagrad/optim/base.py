@@ -110,8 +110,6 @@ class MatrixOptimizer(StatefulOptimizer):
             )
         if is_sharded(param) and group["differentiable"]:
             raise ValueError(f"{name} is sharded, and its step cannot be recorded: leave differentiable=False")
-        if group["stochastic_rounding"] and param.dtype is torch.float16:
-            raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         if group.get("momentum_dtype") is not None and param.is_complex():
             raise ValueError(
                 f"{name} has dtype {param.dtype}, and its average cannot be real: leave momentum_dtype=None"
