@@ -30,6 +30,7 @@ from matrix_adagrad.optim import (
     state_bytes,
     step_in_backward,
 )
+from matrix_adagrad.tables import evict, resize_table
 from matrix_adagrad.version import __version__
 
 __all__ = [
@@ -56,8 +57,10 @@ __all__ = [
     "SteepestDescent",
     "Whole",
     "__version__",
+    "evict",
     "geometry_groups",
     "matrix_optimizer",
+    "resize_table",
     "state_bytes",
     "step_in_backward",
 ]
