@@ -262,6 +262,8 @@ class StatefulOptimizer(Optimizer):
 
     def _received(self, key: str, value: Any, param: Tensor, group: dict[str, Any]) -> Any:
         """Convert a saved value to state for ``param`` here."""
+        if self.state.get(param, {}).get(key) is value and _is_in_file(value):
+            return value  # a checkpoint has filled it in place, and there may be no memory for a copy
         if key == STEP:
             return self._count(value, param, group)
         geometry = self._measured(group, param.shape)
@@ -291,6 +293,10 @@ class _AsItIs:
 
 def _saved_domain(group: Mapping[str, Any]) -> str | None:
     return None if group.get("domain") is None else repr(group["domain"])
+
+
+def _is_in_file(x: Any) -> bool:
+    return type(x) is Tensor and x.is_cpu and x.untyped_storage().filename is not None
 
 
 def _average_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.combined import CombinedOptimizer
 from matrix_adagrad.optim.in_backward import InBackward
-from matrix_adagrad.optim.step.update import are_plain, empty_like, is_sharded
+from matrix_adagrad.optim.step.update import are_plain, is_sharded
+from matrix_adagrad.tables.files import empty_as
 
 __all__ = ["Table", "evict", "resize_table", "table_of"]
 
@@ -129,12 +130,12 @@ def _indices(keep: Tensor | Sequence[int], rows: int) -> Tensor:
 
 def _taken(x: Tensor, kept: Tensor | slice, rows: int, fill: float | Tensor = 0) -> Tensor:
     """The rows that are kept, laid out as before, and then as many others as are needed."""
-    taken = empty_like(x, (rows, *x.shape[1:]), x.dtype)
+    taken = empty_as(x, (rows, *x.shape[1:]))
     if isinstance(kept, slice):
         taken[kept] = x[kept]
         taken[kept.stop :] = fill
     else:
-        taken.copy_(x.index_select(0, kept.to(x.device)))
+        torch.index_select(x, 0, kept.to(x.device), out=taken)
     return taken
 
 
@@ -194,7 +195,7 @@ class Table:
         """What is kept for each row, with the value for a new row."""
         for key, value in self.state.items():
             if isinstance(value, Tensor) and value.dim() and self._is_by_row(key, value):
-                yield key, value, self._start(key, value)
+                yield key, value, self.start(key, value)
 
     def _is_by_row(self, key: str, value: Tensor) -> bool:
         optimizer, shape = self.optimizer, self.param.shape
@@ -215,13 +216,15 @@ class Table:
             )
         return True
 
-    def _start(self, key: str, value: Tensor) -> Any:
+    def start(self, key: str, value: Tensor | None = None) -> Any:
+        """What a new row has, next to the others' values."""
         if isinstance(self.optimizer, MatrixOptimizer):
             if key == self.optimizer.AVERAGE:
                 return 0
             if key in self.optimizer.statistic_shapes(self.group, self.param.shape):
                 return self.group.get("initial_accumulator_value", 0)
-            return value.amax() if len(value) else 0  # a counter: a new row is as up to date as any other
+            # A counter: a new row is as up to date as any other.
+            return 0 if value is None or value.is_meta or not len(value) else value.amax()
         return self.group.get("initial_accumulator_value", 0) if key == "sum" else 0
 
     def replace(self, x: Tensor, state: dict[str, Tensor], padding: int | None) -> None:
