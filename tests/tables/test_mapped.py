@@ -103,6 +103,22 @@ def test_it_stays_in_files_when_a_checkpoint_is_loaded(make, share_unchanged, tm
     torch.testing.assert_close(contents(bags, optimizer), contents(resumed, other), rtol=0, atol=0)
 
 
+def test_files_of_ones_own_are_taken_as_they_are(tmp_path):
+    def mapped(name, *shape):
+        file = str(tmp_path / name)
+        return torch.from_file(file, shared=True, size=shape[0] * shape[1], dtype=torch.float32).view(shape)
+
+    bags, other = (EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True, _weight=torch.ones(ROWS, WIDTH)) for _ in "ab")
+    bags.weight = nn.Parameter(mapped("weight", ROWS, WIDTH).fill_(1))
+    optimizer, plain = (RowAdaGrad(table.parameters(), lr=0.1) for table in (bags, other))
+    optimizer.state[bags.weight] = {"step": torch.tensor(0.0), "sum": mapped("sum", ROWS, 1)}
+    train(bags, optimizer)
+    train(other, plain)
+    torch.testing.assert_close(contents(bags, optimizer), contents(other, plain), rtol=0, atol=0)
+    assert {folder_of(x) for x in by_row(bags, optimizer)} == {tmp_path}
+    assert torch.equal(mapped("weight", ROWS, WIDTH), bags.weight)
+
+
 def test_a_table_on_meta_starts_as_the_modules_own(tmp_path):
     items = nn.Embedding(5000, WIDTH, padding_idx=3, device="meta", sparse=True)
     map_table(items, None, tmp_path)

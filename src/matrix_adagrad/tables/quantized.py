@@ -73,7 +73,7 @@ class ByteEmbeddingBag(nn.Module):
     """A table of bytes that sums or averages bags of rows as `torch.nn.EmbeddingBag` does, without training.
 
     It runs torch's own kernel. Its state dict has one tensor, ``packed``: the bytes of a row, and then its scale and
-    offset as two float32, the format of ``torch.ops.quantized.embedding_bag_byte_prepack`` and of FBGEMM.
+    offset as two float32, the format of ``torch.ops.quantized.embedding_bag_byte_prepack``.
 
     Args:
         rows: what `quantize_rows` returns.
