@@ -69,7 +69,7 @@ def test_rounding_never_makes_infinity_of_what_is_below_it(way):
 @pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum, SteepestDescent])
 def test_steps_below_half_a_unit_are_not_lost(cls, way):
     if cls is SteepestDescent:
-        way = {name: value for name, value in way.items() if name == "fused"}
+        way = {"fused": False} if way else {}
     x, nearest = (Parameter(torch.ones(40_000, 1, dtype=HALF)) for _ in range(2))
     for param, is_random in ((x, True), (nearest, False)):
         optimizer = cls([param], lr=1e-4, geometry="row", stochastic_rounding=is_random, **way)
