@@ -31,6 +31,7 @@ from matrix_adagrad.optim import (
     state_bytes,
     step_in_backward,
 )
+from matrix_adagrad.tables import evict, resize_table
 from matrix_adagrad.version import __version__
 
 __all__ = [
@@ -61,8 +62,10 @@ __all__ = [
     "Whole",
     "__version__",
     "clip_grad_norm_",
+    "evict",
     "geometry_groups",
     "matrix_optimizer",
+    "resize_table",
     "state_bytes",
     "step_in_backward",
 ]

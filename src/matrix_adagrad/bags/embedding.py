@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
-from matrix_adagrad.torch_private import has_no_other_owner, is_transformed
+from matrix_adagrad.bags.lookup import is_covered
+from matrix_adagrad.torch_private import has_no_other_owner
 
 __all__ = ["Embedding"]
 
@@ -49,16 +49,8 @@ class Embedding(nn.Embedding):
         return rows
 
     def _is_covered(self, index: Tensor) -> bool:
-        weight = self.weight
-        return (
-            (self.sparse and self.max_norm is None and not self.scale_grad_by_freq)
-            and not (torch.compiler.is_compiling() or is_transformed())
-            and (type(weight) in (Tensor, nn.Parameter) and weight.is_cpu and not weight.is_neg())
-            and weight.dtype in native.DTYPES
-            and (type(index) is Tensor and index.is_cpu and index.dtype in (torch.int64, torch.int32))
-            and not index.is_nested
-            and not native.missing()
-        )
+        is_plain = self.sparse and self.max_norm is None and not self.scale_grad_by_freq
+        return is_plain and is_covered([self.weight], [index], None)
 
 
 class _Rows(torch.autograd.Function):

@@ -84,10 +84,9 @@ def _entries(grad: Tensor, norm_type: float) -> Tensor:
 
 def _sums_of_rows(grad: BagGradient) -> Tensor:
     """The sum of each row that the gradient has: the rows are bags of bags, so that values are never repeated."""
-    weights: list[Tensor | None]
     index, offsets, weights, values = grad.entries()
     index, order = index.sort(stable=True)
-    weight = next((own[order].to(values.dtype) for own in weights if own is not None), None)
+    weight = None if weights is None else weights[order].to(values.dtype)
     if offsets is not None:
         order = torch.arange(len(values), device=index.device).repeat_interleave(offsets.diff())[order]
     counts = index.unique_consecutive(return_counts=True)[1]
