@@ -116,6 +116,7 @@ def load() -> ctypes.CDLL:
         "step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, number, pointer, number]),
         "sparse_step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, pointer, number]),
         "sum_bags": (number, [pointer, *[number] * 4, pointer, number, pointer, number, pointer, number]),
+        "catch_up": (number, [ctypes.c_char_p, number, number]),
         "use_at_most": (None, [number]),
         "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),
     }

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.geometry import Geometry
+from matrix_adagrad.optim.step import native_lazy
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import mixed, rounded, store, widen
 
@@ -54,6 +55,12 @@ class Lag:
         with torch.no_grad():
             if rows is not None:
                 rows = rows.reshape(-1).to(self.param.device, torch.int64)
+            if native_lazy.covers(self, config):
+                behind = native_lazy.catch_up(self, config, rows, self._stream(0))
+                if rows is None and behind:
+                    torch.autograd.graph.increment_version(self.param)
+                return
+            if rows is not None:
                 self._catch_up(rows[self._are_behind(rows)].unique(), config)
                 return
             rows = self._are_behind(slice(None)).nonzero().flatten()
@@ -62,6 +69,10 @@ class Lag:
                 torch.autograd.graph.increment_version(self.param)
             for piece in rows.split(max(1, _PIECE_ENTRIES * len(self.param) // max(1, self.param.numel()))):
                 self._catch_up(piece, config)
+
+    def _stream(self, number: int) -> int:
+        """A stream of random numbers for these rows; 0 if nothing is rounded at random."""
+        return self.stream and mixed(self.stream, _STREAM, number)
 
     def _are_behind(self, rows: Tensor | slice) -> Tensor:
         behind = None
@@ -84,7 +95,7 @@ class Lag:
             total = self.decay.to(self.last_decay)
             factor = torch.exp(self.last_decay[rows] - total)
             x = self.param.data  # rows that a graph has read are up to date, and stay: their version may stay too
-            store_rows(x, rows, _scaled(widen(x[rows], x), factor), config, self.stream and mixed(self.stream, _STREAM))
+            store_rows(x, rows, _scaled(widen(x[rows], x), factor), config, self._stream(int(rows[0])))
             self.last_decay[rows] = total
 
     def _fade(self, rows: Tensor, config: Config) -> None:
@@ -108,25 +119,35 @@ class Lag:
             factor = _power(beta1, now - self.last_step[rows], widen(self.average[:0], self.param))
             faded = _scaled(widen(self.average[rows], self.param), factor)
             is_narrow = self.average.dtype != faded.dtype
-            self.average[rows] = rounded(faded, self.stream).to(self.average.dtype) if is_narrow else faded
+            self.average[rows] = (
+                rounded(faded, self._stream(-1 - int(rows[0]))).to(self.average.dtype) if is_narrow else faded
+            )
 
     def finish_step(self, config: Config, rows: Tensor | None) -> None:
         """Note a step that these rows have taken, or all. Without rows, averages that all share have not seen it."""
         with torch.no_grad():
             if rows is not None and not rows.numel():
                 self._fade_shared(config)
-            moved = _ALL if rows is None else rows
-            if self.last_step is not None:
-                if int(self.step) > _MOST_STEPS:
-                    raise OverflowError(f"lazy='exact' counts up to {_MOST_STEPS} steps")
-                self.last_step[moved] = int(self.step)
-            if self.last_decay is not None and self.decay is not None:
+            if self.last_step is not None and int(self.step) > _MOST_STEPS:
+                raise OverflowError(f"lazy='exact' counts up to {_MOST_STEPS} steps")
+            if self.decay is not None:
                 self.decay += decay_of(config)
-                self.last_decay[moved] = self.decay.to(self.last_decay)
-                if float(self.decay) >= _MOST_DECAY:  # start over
-                    self.catch_up(config)
-                    self.decay.zero_()
-                    self.last_decay.zero_()
+            self._mark(rows, config)
+            if self.last_decay is not None and self.decay is not None and float(self.decay) >= _MOST_DECAY:
+                self.catch_up(config)  # and start over
+                self.decay.zero_()
+                self.last_decay.zero_()
+
+    def _mark(self, rows: Tensor | None, config: Config) -> None:
+        """Count rows, or all, as up to date."""
+        if native_lazy.covers(self, config):
+            native_lazy.mark(self, rows)
+            return
+        moved = _ALL if rows is None else rows
+        if self.last_step is not None:
+            self.last_step[moved] = int(self.step)
+        if self.last_decay is not None and self.decay is not None:
+            self.last_decay[moved] = self.decay.to(self.last_decay)
 
     def _fade_shared(self, config: Config) -> None:
         if config.betas is None:
