@@ -80,7 +80,7 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
 
     With weight decay, where FBGEMM applies it, both decay only the rows in the batch. In the mode L2, its gradient is
     part of G. Adam's is decoupled in every mode. In the mode DECOUPLE_GLOBAL, AdaGrad's makes up for the steps that a
-    row has missed, which is ``lazy="exact"``. FBGEMM computes it on a GPU only. Call `keep_rows_current` on the modules.
+    row has missed: ``lazy="exact"``, for which you call `keep_rows_current`. FBGEMM computes it on a GPU only.
 
     Args:
         tables: FBGEMM's module, in float32. With AdaGrad, on the CPU, unless decay is global. Gradient clipping,

@@ -131,7 +131,7 @@ class CombinedOptimizer(Optimizer):
                 _init_by_a_step(part)
 
     def catch_up(self, param: Tensor | None = None, rows: Tensor | None = None) -> None:
-        """With ``lazy="exact"`` in a part: bring rows up to the last step (`MatrixOptimizer.catch_up`)."""
+        """With ``lazy="exact"`` in a part: bring rows up to the last step (`MatrixAdaGrad.catch_up`)."""
         for part in self.optimizers:
             if hasattr(part, "catch_up") and (
                 param is None or any(param is own for group in part.param_groups for own in group["params"])

@@ -64,7 +64,7 @@ def keep_rows_current(module: nn.Module, optimizer: Optimizer) -> RowsCurrent:
     """With ``lazy="exact"``: before a forward pass reads rows of a table, catch up what they have missed.
 
     Call it once, after the optimizer is made. It finds every ``nn.Embedding``, ``nn.EmbeddingBag`` (also this package's
-    `EmbeddingBag`) and module with a method ``rows_read`` in the module, and calls `MatrixOptimizer.catch_up` with the
+    `EmbeddingBag`) and module with a method ``rows_read`` in the module, and calls `MatrixAdaGrad.catch_up` with the
     rows of each call. Code that reads a weight in any other way calls ``catch_up`` itself, before it reads. Groups with
     ``lazy="touched"`` are left alone, so you may switch without touching the model.
 
