@@ -2,12 +2,14 @@
 
     python -m benchmarks.whole_model [--settings …] [--candidates …] [--workers N] [--only-tables] [--write]
     python -m benchmarks.whole_model --time
+    python -m benchmarks.whole_model --state
 
 A word-level GPT and a recommender are trained on data that never repeats. A candidate has one rate for hidden matrices
 and one for everything else. Both are tuned on a seed of their own, with equally many runs for all candidates. At the
 best rates, and at the defaults of `matrix_optimizer`, follow fresh seeds, with the same start and the same batches for
 all. There is no weight decay. Runs are kept in results/whole_model/; only those that are missing are run. ``--write``
 puts the tables into docs/whole-model.md. ``--time`` measures steps, interleaved; nothing else should run then.
+``--state`` counts the bytes of state for the shapes of Llama 3 8B.
 """
 
 from __future__ import annotations
@@ -52,10 +54,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one thread")
     parser.add_argument("--only-tables", action="store_true", help="run nothing: all runs must be there")
     parser.add_argument("--time", action="store_true", help="measure the time of a step")
+    parser.add_argument("--state", action="store_true", help="count the state for the shapes of Llama 3 8B")
     parser.add_argument("--write", action="store_true", help=f"put the tables into docs/{PAGE.name}")
     options = parser.parse_args()
     if options.time:
         blocks = {"time": time_table()}
+    elif options.state:
+        blocks = {"llama": llama_table()}
     else:
         if not options.only_tables:
             run_all(options.settings, options.candidates, options.workers)

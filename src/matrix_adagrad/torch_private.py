@@ -51,8 +51,8 @@ __all__ = [
     "set_element",
     "sparse_indices",
     "sparse_values",
-    "storage_record",
     "storage_owners",
+    "storage_record",
     "stored_entries",
     "tree_flatten",
     "tree_leaves",
@@ -133,7 +133,7 @@ def has_no_other_owner(x: Tensor) -> bool:
 
 def storage_owners(x: Tensor) -> int:
     """How many tensors share a tensor's memory, itself included."""
-    owners: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    owners: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
     return owners - 1  # the storage object that was asked
 
 
@@ -144,7 +144,6 @@ def backward_pass() -> int:
     """A number for the backward pass that runs in this thread; −1 if there is none."""
     number: int = torch._C._current_graph_task_id()
     return number
-
 
 
 def is_transformed() -> bool:

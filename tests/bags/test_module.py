@@ -201,10 +201,19 @@ def test_what_is_not_covered_is_torchs(options):
     assert type(ours.weight.grad) is torch.Tensor
 
 
-def test_weights_for_each_sample_are_left_to_torch():
-    ours, theirs = pair(mode="sum")
-    index, weights = torch.randint(ROWS, (6, 5)), torch.rand(6, 5)
-    assert_bitwise([ours(index, per_sample_weights=weights)], [theirs(index, per_sample_weights=weights)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_for_each_sample_multiply_rows_and_have_the_gradient_that_they_have_in_torch(dtype):
+    ours, theirs = (module.to(dtype) for module in pair(mode="sum"))
+    index, given = torch.randint(ROWS, (6, 5)), torch.rand(6, 5, dtype=dtype)
+    results = []
+    for bag in (ours, theirs):
+        weights = given.clone().requires_grad_()
+        pooled = bag(index, per_sample_weights=weights)
+        pooled.square().sum().backward()
+        results.append([pooled, bag.weight.grad.to_dense(), weights.grad])
+    for actual, expected in zip(*results, strict=True):
+        close(actual, expected, dtype)
+    assert isinstance(ours.weight.grad, BagGradient)
 
 
 def test_without_kernels_it_is_torchs_module(monkeypatch):

@@ -103,6 +103,23 @@ def test_tiny_and_huge_gradients_neither_overflow_nor_vanish(combine, size):
     torch.testing.assert_close(s / size, scale_of(Factored(combine), g), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_total_that_overflows_stops_the_steps(fused, sparse):
+    """Of a table whose rows and columns have finite sums, and of one with a single infinite gradient."""
+    for g in (
+        torch.full((100, 4), 1e18),
+        torch.ones(100, 4).index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(torch.inf)),
+    ):
+        x = torch.nn.Parameter(torch.zeros(100, 4))
+        x.grad = g.to_sparse(1) if sparse else g
+        MatrixAdaGrad([x], lr=1.0, geometry=Factored(), fused=fused).step()
+        finite = g.isfinite()
+        assert x[finite].isfinite().all()
+        assert x[finite].abs().max() <= 1
+        assert not x[~finite].isfinite().any()
+
+
 @every_combination
 def test_without_a_gradient_nothing_moves(combine):
     for cls in (MatrixAdaGrad, MatrixMomentum):

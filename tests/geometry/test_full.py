@@ -155,6 +155,15 @@ def test_wrong_values_are_named(options, error, words):
         Full(**options)
 
 
+def test_its_state_is_refused_by_another_geometry_that_names_both():
+    x = torch.nn.Parameter(torch.zeros(4, 4))
+    x.grad = torch.tensor([[1.0, -1.0, 0.0, 0.0]] * 2 + [[-1.0, 1.0, 0.0, 0.0]] * 2)  # products below zero
+    full, row = (MatrixAdaGrad([x], geometry=geometry) for geometry in (Full("row"), Row()))
+    full.step()
+    with pytest.raises(ValueError, match=r"parameter 0: the saved 'sum' has geometry full\(.* needs geometry row"):
+        row.load_state_dict(full.state_dict())
+
+
 def test_autograd_can_record_steps_that_keep_a_root():
     lr = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
     x = torch.ones(3, 4, dtype=torch.float64)

@@ -73,12 +73,21 @@ def test_transposing_the_matrix_transposes_the_direction():
     [
         ({"steps": 0}, ValueError, "steps must be from 1 to 99, got 0"),
         ({"steps": 2.0}, TypeError, "steps must be an int or None, got 2.0"),
-        ({"coefficients": (1.0,)}, ValueError, "coefficients must be three numbers"),
+        ({"coefficients": (1.0,)}, ValueError, "coefficients must be three finite numbers"),
+        ({"coefficients": 3.4445}, ValueError, "coefficients must be three finite numbers, got 3.4445"),
+        ({"coefficients": ("a", 1, 1)}, ValueError, "coefficients must be three finite numbers"),
+        ({"dtype": "bfloat16"}, ValueError, "dtype must be a floating-point torch.dtype or None, got 'bfloat16'"),
+        ({"dtype": torch.int64}, ValueError, "dtype must be a floating-point torch.dtype or None, got torch.int64"),
     ],
 )
 def test_wrong_values_are_named(options, error, words):
     with pytest.raises(error, match=words):
         Spectral(**options)
+
+
+def test_coefficients_in_a_list_are_those_in_a_tuple():
+    assert Spectral(coefficients=[*DEFAULT]) == Spectral()
+    assert hash(Spectral(coefficients=[*DEFAULT])) == hash(Spectral())
 
 
 @pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum])

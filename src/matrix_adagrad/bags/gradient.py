@@ -33,9 +33,10 @@ class BagGradient(Tensor):
     """The sparse gradient of a table, stored once per bag, because all rows of a bag have the same values.
 
     It represents the sparse tensor with rows ``index``, where rows ``offsets[b]`` to ``offsets[b + 1]`` have the values
-    ``values[b]``, each times its weight if there are weights. The sparse tensor would repeat these for every row: for a bag of 20 rows, it stores them 20 times
-    instead of once. The optimizers in this package use it directly. To everything else it is a sparse gradient, and it
-    turns into that sparse tensor when asked for its values. Added or scaled gradients stay compact.
+    ``values[b]``, each times its weight if there are weights. The sparse tensor would repeat these for every row: for a
+    bag of 20 rows, it stores them 20 times instead of once. The optimizers in this package use it directly. To
+    everything else it is a sparse gradient, and it turns into that sparse tensor when asked for its values. Added or
+    scaled gradients stay compact.
 
     Args:
         index: the rows of the table, in any order and with repeats.
@@ -182,9 +183,7 @@ class BagGradient(Tensor):
         return _on_sparse(func, args, kwargs or {}) if result is NotImplemented else result
 
 
-def _check(
-    index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], weights: Tensor | None
-) -> None:
+def _check(index: Tensor, offsets: Tensor | None, values: Tensor, shape: Sequence[int], weights: Tensor | None) -> None:
     if len(shape) != 2 or values.dim() != 2 or values.shape[1] != shape[1]:
         raise ValueError(
             f"values of shape {tuple(values.shape)} do not match the rows of a table of shape {tuple(shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,18 +51,14 @@ class BagBatch:
             place = slice(int(own[0]), int(own[-1]))
             values = self.values[:, feature.column : feature.column + feature.width]
             weights = None if self.weights is None else self.weights[place]
-            found.append(
-                BagGradient(self.index[place], own - own[0], values, shape, weights=weights, check=False)
-            )
+            found.append(BagGradient(self.index[place], own - own[0], values, shape, weights=weights, check=False))
         return found
 
 
 class StepsBags(Protocol):
     """Steps tables in the backward pass from a batch, without a gradient for each table."""
 
-    def step_bags(
-        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch
-    ) -> set[int]:
+    def step_bags(self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch) -> set[int]:
         """Step those of the tables that can be. Returns the numbers of their features."""
 
 
@@ -84,6 +81,7 @@ class Lookup:
         self._unshared = [i for i, table in enumerate(readers) if readers.count(table) == 1]
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
         self._rooms: list[Tensor] = []
+        self._lock = threading.Lock()
         self._described: tuple[list[Any], Tensor] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lookup:
@@ -117,12 +115,13 @@ class Lookup:
     def _output(self, bags: int, dtype: torch.dtype) -> Tensor:
         """Memory for the sums. That of an earlier call is used again once nobody else holds it: new pages are slow."""
         needed = bags * self.width * dtype.itemsize
-        rooms, self._rooms = self._rooms, []  # no other thread has these now
-        free = [room for room in rooms if storage_owners(room) == 1 and room.numel() >= needed]
-        room = free[0] if free else torch.empty(needed, dtype=torch.uint8, device="cpu")
         out = torch.empty(0, dtype=dtype, device="cpu")  # not a view: users may write to it
-        out.set_(room.untyped_storage(), 0, (bags, self.width), (self.width, 1))
-        self._rooms = [room, *[other for other in rooms if other is not room][:1]]  # a loop holds one during the next
+        with self._lock:
+            free = [room for room in self._rooms if storage_owners(room) == 1 and room.numel() >= needed]
+            room = free[0] if free else torch.empty(needed, dtype=torch.uint8, device="cpu")
+            out.set_(room.untyped_storage(), 0, (bags, self.width), (self.width, 1))
+            # Two, since a training loop holds the last output until it has the next.
+            self._rooms = [room, *[other for other in self._rooms if other is not room][:1]]
         return out
 
     def _describe(self, tables: Sequence[Tensor]) -> Tensor:
@@ -133,9 +132,7 @@ class Lookup:
             for feature in self.features:
                 table = tables[feature.table]
                 rows, columns = table.shape
-                fields.append(
-                    (table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean))
-                )
+                fields.append((table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean)))
             self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
         return self._described[1]
 
@@ -237,9 +234,7 @@ class _SumBags(torch.autograd.Function):
         return None, None, None, by_sample, *lookup.gradients(ctx.tables, batch, done)
 
 
-def _of_weights(
-    lookup: Lookup, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, grad: Tensor
-) -> Tensor:
+def _of_weights(lookup: Lookup, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, grad: Tensor) -> Tensor:
     """The gradient of each sample's weight: its row times the gradient of its bag's sum."""
     bags, found = len(grad), torch.zeros(len(index), dtype=grad.dtype)
     for i, feature in enumerate(lookup.features):

@@ -78,12 +78,12 @@ class EmbeddingBags(nn.Module):
     r"""Embedding bags of many tables: one native call looks all of them up, and one updates them.
 
     For the bag :math:`B` of a feature, in the table X that it reads, the output has :math:`\sum_{i \in B} X_i`, or the
-    mean. The columns of the output are those of the first feature, of the second, and so on, in the order of the tables.
+    mean. The columns of the first feature come first, then those of the second, and so on, in the order of the tables.
     Gradients are stored once per bag (see `matrix_adagrad.bags.BagGradient`), and every optimizer of this package takes
-    them. With `step_in_backward` all tables are updated by one call in the backward pass, and no gradient is stored.
+    them. With `step_in_backward`, all tables are updated by one call in the backward pass, and no gradient is stored.
 
-    The tables are ordinary parameters, ``bags.tables["user"]``: give each a learning rate, a geometry or a domain of its
-    own by parameter groups. The state dict has them by name, ``tables.user``.
+    The tables are ordinary parameters, ``bags.tables["user"]``: with parameter groups, each may have its own learning
+    rate, geometry or domain. The state dict has them by name, ``tables.user``.
 
     Other devices, `torch.compile`, `torch.func` and `DistributedDataParallel` run PyTorch's own operators, table by
     table. The output is kept for the next call once nobody else holds it, because new memory is slow to get.
@@ -235,8 +235,8 @@ class EmbeddingBags(nn.Module):
         matrix = torch.as_tensor(bags)
         if matrix.dim() != 2 or matrix.is_floating_point():
             raise ValueError(
-                f"the bags of {name!r} must be a pair of indices and offsets, or a matrix of integers with a bag in each "
-                f"row, got shape {tuple(matrix.shape)} and dtype {matrix.dtype}"
+                f"the bags of {name!r} must be a pair of indices and offsets, or a matrix of integers with a bag in "
+                f"each row, got shape {tuple(matrix.shape)} and dtype {matrix.dtype}"
             )
         count, length = matrix.shape
         return matrix.reshape(-1), torch.arange(count + 1, device=matrix.device) * length
@@ -280,7 +280,9 @@ def _check(tables: Mapping[str, Table], mode: Any) -> None:
     seen: set[str] = set()
     for name, own in tables.items():
         if "." in name or not name:
-            raise ValueError(f"the name of a table must have letters and no dots, since state dicts use it, got {name!r}")
+            raise ValueError(
+                f"the name of a table must have letters and no dots, since state dicts use it, got {name!r}"
+            )
         if own.rows < 0 or own.width < 1:
             raise ValueError(f"the table {name!r} must have rows ≥ 0 and width ≥ 1, got {own.rows} and {own.width}")
         if (own.mode or mode) not in ("sum", "mean"):

@@ -10,6 +10,7 @@ next. The other two never fall, and are at least the root of the entry's own squ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,7 +71,8 @@ class Factored(Diagonal):
     def scale(self, *statistics: Tensor) -> Tensor:
         row, column, *whole = statistics
         if self.combine == "product":  # roots of m + n numbers, not of all entries; and no product of squares overflows
-            return root(row / torch.where(whole[0] == 0, 1, whole[0])) * root(column)
+            w = torch.where(whole[0] == math.inf, 1, whole[0])  # after an overflow, scales are large and steps stop
+            return root(row / torch.where(w == 0, 1, w)) * root(column)
         if self.combine == "geometric":
             return root(root(row)) * root(root(column))
         return torch.minimum(root(row), root(column))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,8 +61,13 @@ class Spectral(Unscaled):
             raise TypeError(f"Spectral: steps must be an int or None, got {self.steps!r}")
         if self.steps is not None and not 1 <= self.steps < 100:
             raise ValueError(f"Spectral: steps must be from 1 to 99, got {self.steps}")
-        if len(self.coefficients) != 3:
-            raise ValueError(f"Spectral: coefficients must be three numbers, got {self.coefficients!r}")
+        given: Any = self.coefficients
+        is_list = isinstance(given, tuple | list) and len(given) == 3
+        if not is_list or not all(isinstance(c, Real) and math.isfinite(c) for c in given):
+            raise ValueError(f"Spectral: coefficients must be three finite numbers, got {given!r}")
+        object.__setattr__(self, "coefficients", tuple(given))  # a list could not be hashed
+        if self.dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            raise ValueError(f"Spectral: dtype must be a floating-point torch.dtype or None, got {self.dtype!r}")
 
     def independent_blocks(self, shape: Shape) -> Partition:
         return Batched(Whole())

@@ -60,7 +60,8 @@ static void NAME(compute_factors)(const settings *s, const void *v_, const int64
                                   void *factors, int64_t n)
 {
     const REAL *restrict v = v_, *whole = whole_;
-    REAL divisor = whole && *whole != 0 ? *whole : 1, correction = whole ? 1 : (REAL)s->v_correction;
+    int has_whole = whole && *whole != 0 && !isinf(*whole); /* after an overflow, scales are large and steps stop */
+    REAL divisor = has_whole ? *whole : 1, correction = whole ? 1 : (REAL)s->v_correction;
     REAL *restrict factor = factors;
     for (int64_t k = 0; k < n; k++) factor[k] = SQRT(v[row_index ? row_index[k] : k] / divisor * correction);
     for (int64_t k = 0; s->combine == GEOMETRIC && k < n; k++) factor[k] = SQRT(factor[k]);

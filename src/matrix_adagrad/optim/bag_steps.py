@@ -44,6 +44,7 @@ class BagSteps:
         self._optimizer, self._number = steps[0].owner, steps[0].number
         self._places = [step.place for step in steps]
         self._updates: list[Update] = []
+        self._config: Config
         self._values: tuple[Any, ...] = ()
         self._layout: list[Any] = []
 
@@ -91,7 +92,12 @@ class BagSteps:
         states = [self._optimizer.state.get(table, {}) for table in tables]
         state = list(itertools.chain.from_iterable(map(dict.values, states)))
         arrays = [*tables, *state]
-        return [*map(id, arrays), *map(Tensor.data_ptr, arrays), *map(Tensor.stride, arrays), *[x.shape for x in tables]]
+        return [
+            *map(id, arrays),
+            *map(Tensor.data_ptr, arrays),
+            *map(Tensor.stride, arrays),
+            *[x.shape for x in tables],
+        ]
 
 
 def _is_plain(config: Config) -> bool:

@@ -41,7 +41,7 @@ class InBackward:
         self.optimizers = [step.stepper for step in steps.values()]
         self._hooks = [_Hook(param, step, self) for param, step in steps.items()]
         self._steps = steps
-        self._bag_steps: dict[tuple[int, ...], list[BagSteps]] = {}
+        self._bag_steps: dict[tuple[int, ...], list[tuple[BagSteps, list[int]]]] = {}
         self._stepped: tuple[int, set[int]] = -1, set()  # the last backward pass with bags, and the ids of its tables
         for owner in owners:  # whoever keeps the optimizer keeps the steps
             vars(owner)["_in_backward"] = self
@@ -57,9 +57,7 @@ class InBackward:
 
     # ------------------------------------------------------------------------------- tables that are read by bags alone
 
-    def step_bags(
-        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch
-    ) -> set[int]:
+    def step_bags(self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch) -> set[int]:
         """Step tables in one native call for each parameter group. Returns the numbers of their features.
 
         Args:

@@ -225,9 +225,6 @@ class StatefulOptimizer(Optimizer):
         for key, shape in needed.items():
             value, is_average = saved[key], key == self.AVERAGE
             check_array(key, value, is_complex=is_average and param.is_complex())
-            is_square = geometry.partitions and not is_average
-            if is_square and not is_sharded(value) and (value < 0).any():
-                raise ValueError(f"the saved {key!r} contains negative values; sums of squares cannot be negative")
             if saved_geometry != asked or tuple(value.shape) != shape:
                 source = (
                     f"geometry {saved_geometry}" if "geometry" in saved_group else "no geometry (another optimizer's)"
@@ -236,6 +233,9 @@ class StatefulOptimizer(Optimizer):
                     f"the saved {key!r} has {source} and shape {tuple(value.shape)}, "
                     f"and this optimizer needs geometry {asked} and shape {shape}"
                 )
+            is_square = geometry.partitions and not is_average
+            if is_square and not is_sharded(value) and (value < 0).any():
+                raise ValueError(f"the saved {key!r} contains negative values; sums of squares cannot be negative")
 
     def shape_to_save(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The parameter's shape, to save with its state: m row sums could come from an m×16 or an m×64 matrix."""
