@@ -29,6 +29,7 @@ class Feature:
     column: int  # of the output, the first
     width: int
     is_mean: bool = False
+    table_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ class Lookup:
     def sums(self, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The same, not recorded."""
         bags = (len(offsets) - 1) // len(self.features)
-        out = self._output(bags, tables[0].dtype)
+        described, out = self._describe(tables), self._output(bags, tables[0].dtype)
         wrong = native.load().matrix_adagrad_sum_bags(
-            *(self._describe(tables).data_ptr(), len(self.features), native.DTYPES[tables[0].dtype]),
+            *(described.data_ptr(), len(self.features), native.DTYPES[tables[0].dtype]),
             *(index.data_ptr(), len(index), 0 if weights is None else weights.data_ptr()),
             *(offsets.data_ptr(), bags, out.data_ptr(), self.width, native.threads()),
         )
@@ -127,19 +128,25 @@ class Lookup:
     def _describe(self, tables: Sequence[Tensor]) -> Tensor:
         """The features as a list of ``struct feature``."""
         known = [(table.data_ptr(), table.shape, table.stride()) for table in tables]
-        if self._described is None or self._described[0] != known:
+        described = self._described  # another thread may replace it
+        if described is None or described[0] != known:
             fields = []
             for feature in self.features:
                 table = tables[feature.table]
                 rows, columns = table.shape
+                if columns != feature.width:
+                    raise ValueError(
+                        f"the table{_quoted(feature)} was made with width {feature.width}, and has width {columns} now: "
+                        "make a new module"
+                    )
                 fields.append((table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean)))
-            self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
-        return self._described[1]
+            described = self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
+        return described[1]
 
     def _refuse(self, number: int, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, bags: int) -> None:
         feature = self.features[number]
         rows, own = len(tables[feature.table]), offsets[number * bags : (number + 1) * bags + 1]
-        name = f" {feature.name!r}" if feature.name else ""
+        name = _quoted(feature)
         if own[0] < 0 or own[-1] > len(index) or (own.diff() < 0).any():
             raise ValueError(
                 f"offsets must never decrease and not exceed the {len(index)} indices, those of the table{name} are "
@@ -150,7 +157,8 @@ class Lookup:
             raise IndexError(
                 f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
             )
-        raise IndexError(f"the table{name} has {rows} rows, and its bags have rows {low} to {high}")
+        bags_of = f" of {feature.name!r}" if feature.name != feature.table_name else ""
+        raise IndexError(f"the table{name} has {rows} rows, and its bags{bags_of} have rows {low} to {high}")
 
     # ----------------------------------------------------------------------------------------------- the backward pass
 
@@ -204,6 +212,11 @@ class Lookup:
             stepped = stepper.step_bags([tables[feature.table] for _, feature in features], features, batch)
             done.update(self.features[i].table for i in stepped)
         return done
+
+
+def _quoted(feature: Feature) -> str:
+    """The name of a feature's table in an error, after a space. The single feature of an `EmbeddingBag` has none."""
+    return f" {feature.table_name!r}" if feature.table_name else ""
 
 
 class _SumBags(torch.autograd.Function):

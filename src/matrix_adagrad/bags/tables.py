@@ -141,7 +141,7 @@ class EmbeddingBags(nn.Module):
         for number, (name, own) in enumerate(specs.items()):
             for feature in own.features or (name,):
                 is_mean = (own.mode or mode) == "mean"
-                self._features.append(Feature(feature, number, column, own.width, is_mean))
+                self._features.append(Feature(feature, number, column, own.width, is_mean, name))
                 column += own.width
         padding = [own.padding_idx for own in specs.values()]
         self._padding = [padding[feature.table] for feature in self._features]
