@@ -54,13 +54,20 @@ def test_the_version_of_a_tensor_counts_writes():
     assert torch_private.version_of(x) == before + 1
 
 
-def test_the_owners_of_memory_are_the_tensors_that_share_it():
+@pytest.mark.parametrize("share", [lambda x: x[1:], lambda x: x.numpy(), lambda x: x.untyped_storage()], ids=str)
+def test_memory_is_free_once_no_tensor_and_no_storage_shares_it(share):
     x = torch.zeros(4)
-    assert torch_private.storage_owners(x) == 1
-    view, array = x[1:], x.numpy()
-    assert torch_private.storage_owners(x) == 3  # an array holds a tensor of its own
-    del view, array
-    assert torch_private.storage_owners(x) == 1
+    assert torch_private.has_free_memory(x)
+    other = share(x)
+    assert not torch_private.has_free_memory(x)
+    del other
+    assert torch_private.has_free_memory(x)
+
+
+def test_memory_that_another_process_may_see_is_not_free():
+    x = torch.zeros(4)
+    x[1:].share_memory_()
+    assert not torch_private.has_free_memory(x)
 
 
 def test_each_backward_pass_has_a_number_of_its_own():

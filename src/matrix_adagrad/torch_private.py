@@ -6,6 +6,8 @@ version of torch it was last checked with.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ __all__ = [
     "foreach_reciprocal_",
     "foreach_sqrt",
     "gradient_hooks",
+    "has_free_memory",
     "has_no_other_owner",
     "has_step_hooks",
     "is_transformed",
@@ -51,7 +54,6 @@ __all__ = [
     "set_element",
     "sparse_indices",
     "sparse_values",
-    "storage_owners",
     "storage_record",
     "stored_entries",
     "tree_flatten",
@@ -131,10 +133,20 @@ def has_no_other_owner(x: Tensor) -> bool:
     return owners == 1 and not x._is_view()
 
 
-def storage_owners(x: Tensor) -> int:
-    """How many tensors share a tensor's memory, itself included."""
-    owners: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
-    return owners - 1  # the storage object that was asked
+def has_free_memory(x: Tensor) -> bool:
+    """Whether nobody else can see a tensor's memory: no tensor, no storage object, and no other process."""
+    return _storage_references(x) == _references_of_one() and not x.untyped_storage().is_shared()
+
+
+def _storage_references(x: Tensor) -> tuple[int, int]:
+    """How many refer to a tensor's memory, and to its storage object, which is the same one for all who ask."""
+    storage = x.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+@functools.cache
+def _references_of_one() -> tuple[int, int]:
+    return _storage_references(torch.empty(1, device="cpu"))
 
 
 # -------------------------------------------------------------------------------------------------- what torch is doing

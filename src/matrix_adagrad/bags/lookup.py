@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient, concatenated
 from matrix_adagrad.geometry import wide_dtype
-from matrix_adagrad.torch_private import gradient_hooks, has_no_other_owner, is_transformed, storage_owners
+from matrix_adagrad.torch_private import gradient_hooks, has_free_memory, has_no_other_owner, is_transformed
 
 __all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "without_padding"]
 
@@ -118,7 +118,7 @@ class Lookup:
         needed = bags * self.width * dtype.itemsize
         out = torch.empty(0, dtype=dtype, device="cpu")  # not a view: users may write to it
         with self._lock:
-            free = [room for room in self._rooms if storage_owners(room) == 1 and room.numel() >= needed]
+            free = [room for room in self._rooms if room.numel() == needed and has_free_memory(room)]
             room = free[0] if free else torch.empty(needed, dtype=torch.uint8, device="cpu")
             out.set_(room.untyped_storage(), 0, (bags, self.width), (self.width, 1))
             # Two, since a training loop holds the last output until it has the next.
@@ -136,7 +136,7 @@ class Lookup:
                 rows, columns = table.shape
                 if columns != feature.width:
                     raise ValueError(
-                        f"the table{_quoted(feature)} was made with width {feature.width}, and has width {columns} now: "
+                        f"the table{_quoted(feature)} was made with width {feature.width}, and is {columns} wide now: "
                         "make a new module"
                     )
                 fields.append((table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean)))
