@@ -17,7 +17,7 @@ from matrix_adagrad.bags.gradient import BagGradient, concatenated
 from matrix_adagrad.geometry import wide_dtype
 from matrix_adagrad.torch_private import gradient_hooks, has_free_memory, has_no_other_owner, is_transformed
 
-__all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "without_padding"]
+__all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "out_of_range", "without_padding"]
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,7 @@ class Lookup:
             raise IndexError(
                 f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
             )
-        bags_of = f" of {feature.name!r}" if feature.name != feature.table_name else ""
-        raise IndexError(f"the table{name} has {rows} rows, and its bags{bags_of} have rows {low} to {high}")
+        raise out_of_range(feature, rows, low, high)
 
     # ----------------------------------------------------------------------------------------------- the backward pass
 
@@ -217,6 +216,14 @@ class Lookup:
 def _quoted(feature: Feature) -> str:
     """The name of a feature's table in an error, after a space. The single feature of an `EmbeddingBag` has none."""
     return f" {feature.table_name!r}" if feature.table_name else ""
+
+
+def out_of_range(feature: Feature, rows: int, low: Tensor | int, high: Tensor | int) -> IndexError:
+    """The error that says which table, and which feature if it has another name, has bags with other rows."""
+    of_feature = f" of {feature.name!r}" if feature.name != feature.table_name else ""
+    return IndexError(
+        f"the table{_quoted(feature)} has {rows} rows, and its bags{of_feature} have rows {low} to {high}"
+    )
 
 
 class _SumBags(torch.autograd.Function):
