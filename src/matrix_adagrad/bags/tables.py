@@ -56,6 +56,12 @@ class Tables(nn.Module):
         self[name]  # there is one
         self._parameters[name] = table
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):  # such as `training`, which may be the name of a table too
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
 
@@ -322,7 +328,9 @@ def _check(tables: Mapping[str, Table], mode: Any) -> None:
             raise ValueError(
                 f"padding_idx of the table {name!r} must be one of its {own.rows} rows, got {own.padding_idx}"
             )
-        for feature in own.features if own.features is not None else (name,):
+        if own.features is not None and (not own.features or isinstance(own.features, str)):
+            raise ValueError(f"features of the table {name!r} must be a tuple of names, got {own.features!r}")
+        for feature in own.features or (name,):
             if feature in seen:
                 raise ValueError(f"the feature {feature!r} reads two tables, or is listed twice: give it another name")
             seen.add(feature)
