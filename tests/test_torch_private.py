@@ -70,6 +70,36 @@ def test_memory_that_another_process_may_see_is_not_free():
     assert not torch_private.has_free_memory(x)
 
 
+def test_a_backward_pass_adds_to_the_leaves_that_are_asked_for():
+    found = []
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):  # noqa: ARG004 (torch's signature)
+            return x + y
+
+        @staticmethod
+        def backward(ctx, grad):
+            found.append([torch_private.accumulates(node) for node, _ in ctx.next_functions])
+            return grad, grad
+
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    Add.apply(x, y).sum().backward()
+    Add.apply(x, y).sum().backward(inputs=[y])
+    torch.autograd.grad(Add.apply(x, y).sum(), x)
+    Add.apply(x.requires_grad_(False), y).sum().backward()
+    assert found == [[True, True], [False, True], [False, False], [False, True]]
+
+
+def test_hooks_on_what_is_added_to_a_gradient():
+    x = torch.ones(2, requires_grad=True)
+    assert not torch_private.has_tensor_hooks(x)
+    handle = x.register_hook(lambda grad: grad)
+    assert torch_private.has_tensor_hooks(x)
+    handle.remove()
+    assert not torch_private.has_tensor_hooks(x)
+
+
 def test_each_backward_pass_has_a_number_of_its_own():
     numbers, x = [], torch.zeros(2, requires_grad=True)
     x.register_hook(lambda _: numbers.append(torch_private.backward_pass()))

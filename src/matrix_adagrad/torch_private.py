@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Convolution",
     "StridedShard",
+    "accumulates",
     "after_loading",
     "backward_pass",
     "before_loading",
@@ -45,6 +46,7 @@ __all__ = [
     "has_free_memory",
     "has_no_other_owner",
     "has_step_hooks",
+    "has_tensor_hooks",
     "is_transformed",
     "is_zero_tensor",
     "mesh_without_groups",
@@ -158,6 +160,17 @@ def backward_pass() -> int:
     return number
 
 
+def accumulates(node: Any) -> bool:
+    """Whether the running backward pass adds to the gradient of a leaf, given the node that stands for it.
+
+    `torch.autograd.grad` adds to none, and ``backward(inputs=…)`` to these alone. A leaf that is frozen has no node.
+    """
+    try:
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # it refuses leaves that torch.autograd.grad returns the gradient of
+        return False
+
+
 def is_transformed() -> bool:
     """Whether operators are traced, transformed by torch.func, or run inside DistributedDataParallel."""
     return bool(
@@ -231,6 +244,11 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 def gradient_hooks(param: Tensor) -> Iterable[Callable[..., None]]:
     """The hooks that run once a parameter's gradient is complete."""
     return (param._post_accumulate_grad_hooks or {}).values()
+
+
+def has_tensor_hooks(param: Tensor) -> bool:
+    """Whether anything is to see, or to change, what is added to a parameter's gradient."""
+    return bool(param._backward_hooks)
 
 
 def without_step_hooks(optimizer: Optimizer) -> None:

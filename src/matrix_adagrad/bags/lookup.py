@@ -15,7 +15,14 @@ from torch.autograd.function import once_differentiable
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient, concatenated
 from matrix_adagrad.geometry import wide_dtype
-from matrix_adagrad.torch_private import gradient_hooks, has_free_memory, has_no_other_owner, is_transformed
+from matrix_adagrad.torch_private import (
+    accumulates,
+    gradient_hooks,
+    has_free_memory,
+    has_no_other_owner,
+    has_tensor_hooks,
+    is_transformed,
+)
 
 __all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "out_of_range", "without_padding"]
 
@@ -196,14 +203,21 @@ class Lookup:
             found[feature.table].append(gradient)
         return [parts[0] if len(parts) == 1 else concatenated(parts) if parts else None for parts in found]
 
-    def stepped(self, tables: Sequence[Tensor], batch: BagBatch) -> set[int]:
-        """Step the tables whose optimizer does so in the backward pass. Returns their numbers."""
+    def stepped(self, tables: Sequence[Tensor], nodes: Sequence[Any], batch: BagBatch) -> set[int]:
+        """Step the tables whose optimizer does so in the backward pass. Returns their numbers.
+
+        Args:
+            tables: all of them, with the autograd nodes that their gradients would go to.
+            batch: the gradients of the features' sums.
+        """
         steppers: dict[StepsBags, list[int]] = {}
-        for i in self._unshared:
-            table = tables[self.features[i].table]
-            hooks = list(gradient_hooks(table)) if table.is_leaf else []
-            stepper = getattr(hooks[0], "bag_stepper", None) if len(hooks) == 1 and table.grad is None else None
-            if stepper is not None:
+        is_tied = len(set(map(id, tables))) < len(tables)
+        for i in () if is_tied else self._unshared:
+            number = self.features[i].table
+            table = tables[number]
+            hooks = list(gradient_hooks(table)) if table.is_leaf and table.grad is None else []
+            stepper = getattr(hooks[0], "bag_stepper", None) if len(hooks) == 1 else None
+            if stepper is not None and accumulates(nodes[number]) and not has_tensor_hooks(table):
                 steppers.setdefault(stepper, []).append(i)
         done: set[int] = set()
         for stepper, numbers in steppers.items():
@@ -247,7 +261,8 @@ class _SumBags(torch.autograd.Function):
         by_sample = _of_weights(lookup, weighed, index, offsets, grad) if weighed else None
         values = lookup.values_of(grad.detach().contiguous(), offsets)
         batch = BagBatch(index, offsets, weights, values, len(grad))
-        done = lookup.stepped(ctx.tables, batch) if lookup.finish(ctx.call) and len(grad) else set()
+        nodes = [node for node, _ in ctx.next_functions[-len(ctx.tables) :]]
+        done = lookup.stepped(ctx.tables, nodes, batch) if lookup.finish(ctx.call) and len(grad) else set()
         # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
         if len(done) < len(ctx.tables) and values.data_ptr() == grad.data_ptr() and not is_ours:
             batch = replace(batch, values=values.clone())
