@@ -65,6 +65,8 @@ class InBackward:
             features: the only one that reads each table, with its number.
             batch: the gradients of the features' sums.
         """
+        for table in filter(self.was_stepped, tables):
+            raise _in_parts(table)
         key = (*map(id, tables), *[number for number, _ in features])
         if key not in self._bag_steps:
             self._bag_steps[key] = self._steps_of(tables, features)
@@ -155,6 +157,13 @@ def _check(optimizer: Optimizer) -> None:
                 raise ValueError("the parameters are already stepped in the backward pass: call remove() first")
 
 
+def _in_parts(table: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used elsewhere in "
+        "the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
+    )
+
+
 class _Step:
     """Steps one parameter, with its owner's options and state at the time of the call."""
 
@@ -190,10 +199,7 @@ class _Hook:
             if param.grad is None:
                 return
             param.grad = None
-            raise RuntimeError(
-                f"a table of shape {tuple(param.shape)} was looked up by EmbeddingBags, which stepped it, and is used "
-                "elsewhere in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
-            )
+            raise _in_parts(param)
         step(param)
 
     @property
