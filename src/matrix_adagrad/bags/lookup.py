@@ -207,7 +207,8 @@ class Lookup:
         """Step the tables whose optimizer does so in the backward pass. Returns their numbers.
 
         Args:
-            tables: all of them, with the autograd nodes that their gradients would go to.
+            tables: all of them.
+            nodes: of autograd, that their gradients would go to; None for a frozen table.
             batch: the gradients of the features' sums.
         """
         steppers: dict[StepsBags, list[int]] = {}

@@ -159,8 +159,8 @@ def _check(optimizer: Optimizer) -> None:
 
 def _in_parts(table: Tensor) -> RuntimeError:
     return RuntimeError(
-        f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used elsewhere in "
-        "the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
+        f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used elsewhere "
+        "in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
     )
 
 
