@@ -81,18 +81,16 @@ class InBackward:
     def _steps_of(
         self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]]
     ) -> list[tuple[BagSteps, list[int]]]:
-        groups: defaultdict[tuple[int, int], list[tuple[_Step, tuple[int, Feature]]]] = defaultdict(list)
+        groups: defaultdict[tuple[int, int], list[tuple[Tensor, _Step, tuple[int, Feature]]]] = defaultdict(list)
         for table, feature in zip(tables, features, strict=True):
             step = self._steps[table]
             if inspect.unwrap(type(step.owner).step) is inspect.unwrap(MatrixOptimizer.step):  # torch wraps it
-                groups[id(step.owner), step.number].append((step, feature))
-        return [
-            (
-                BagSteps([step for step, _ in members], [feature for _, feature in members]),
-                [number for _, (number, _) in members],
-            )
-            for members in groups.values()
-        ]
+                groups[id(step.owner), step.number].append((table, step, feature))
+        steps = []
+        for members in groups.values():
+            own, taken, read_by = zip(*members, strict=True)
+            steps.append((BagSteps(own, taken, read_by), [number for number, _ in read_by]))
+        return steps
 
     def was_stepped(self, param: Tensor) -> bool:
         """Whether the running backward pass has stepped this table already, from a batch of bags."""
@@ -159,8 +157,8 @@ def _check(optimizer: Optimizer) -> None:
 
 def _in_parts(table: Tensor) -> RuntimeError:
     return RuntimeError(
-        f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used elsewhere "
-        "in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
+        f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used "
+        "elsewhere in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
     )
 
 
