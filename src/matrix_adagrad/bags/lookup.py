@@ -171,14 +171,16 @@ class Lookup:
     def begin(self) -> _Call:
         """A forward pass. Those whose backward passes may run together are marked: their gradients have to be added."""
         call = _Call()
-        for other in self._calls:
-            other.is_alone = call.is_alone = False
-        self._calls.add(call)
+        with self._lock:
+            for other in self._calls:
+                other.is_alone = call.is_alone = False
+            self._calls.add(call)
         return call
 
     def finish(self, call: _Call) -> bool:
         """The backward pass of a call. Returns whether it runs by itself."""
-        self._calls.discard(call)
+        with self._lock:
+            self._calls.discard(call)
         return call.is_alone
 
     def values_of(self, grad: Tensor, offsets: Tensor) -> Tensor:
