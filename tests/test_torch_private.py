@@ -54,13 +54,50 @@ def test_the_version_of_a_tensor_counts_writes():
     assert torch_private.version_of(x) == before + 1
 
 
-def test_the_owners_of_memory_are_the_tensors_that_share_it():
+@pytest.mark.parametrize("share", [lambda x: x[1:], lambda x: x.numpy(), lambda x: x.untyped_storage()], ids=str)
+def test_memory_is_free_once_no_tensor_and_no_storage_shares_it(share):
     x = torch.zeros(4)
-    assert torch_private.storage_owners(x) == 1
-    view, array = x[1:], x.numpy()
-    assert torch_private.storage_owners(x) == 3  # an array holds a tensor of its own
-    del view, array
-    assert torch_private.storage_owners(x) == 1
+    assert torch_private.has_free_memory(x)
+    other = share(x)
+    assert not torch_private.has_free_memory(x)
+    del other
+    assert torch_private.has_free_memory(x)
+
+
+def test_memory_that_another_process_may_see_is_not_free():
+    x = torch.zeros(4)
+    x[1:].share_memory_()
+    assert not torch_private.has_free_memory(x)
+
+
+def test_a_backward_pass_adds_to_the_leaves_that_are_asked_for():
+    found = []
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):  # noqa: ARG004 (torch's signature)
+            return x + y
+
+        @staticmethod
+        def backward(ctx, grad):
+            found.append([torch_private.accumulates(node) for node, _ in ctx.next_functions])
+            return grad, grad
+
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    Add.apply(x, y).sum().backward()
+    Add.apply(x, y).sum().backward(inputs=[y])
+    torch.autograd.grad(Add.apply(x, y).sum(), x)
+    Add.apply(x.requires_grad_(False), y).sum().backward()
+    assert found == [[True, True], [False, True], [False, False], [False, True]]
+
+
+def test_hooks_on_what_is_added_to_a_gradient():
+    x = torch.ones(2, requires_grad=True)
+    assert not torch_private.has_tensor_hooks(x)
+    handle = x.register_hook(lambda grad: grad)
+    assert torch_private.has_tensor_hooks(x)
+    handle.remove()
+    assert not torch_private.has_tensor_hooks(x)
 
 
 def test_each_backward_pass_has_a_number_of_its_own():
@@ -124,13 +161,15 @@ def test_hooks_on_gradients_steps_and_loading():
     assert calls == ["before", "after"]
 
 
-def test_whether_an_optimizer_has_hooks_on_its_steps():
+def test_hooks_on_steps_are_kept_in_two_dicts_that_stay():
     optimizer = RowAdaGrad([nn.Parameter(torch.zeros(2))])
-    assert not torch_private.has_step_hooks(optimizer)
+    before, after = torch_private.step_hooks(optimizer)
+    assert not before
+    assert not after
     handle = optimizer.register_step_post_hook(lambda *_: None)
-    assert torch_private.has_step_hooks(optimizer)
+    assert after
     handle.remove()
-    assert not torch_private.has_step_hooks(optimizer)
+    assert not after
 
 
 def test_a_wrapper_of_an_optimizer_without_its_own_hooks_is_recognised():

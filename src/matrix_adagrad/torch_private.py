@@ -6,6 +6,8 @@ version of torch it was last checked with.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Convolution",
     "StridedShard",
+    "accumulates",
     "after_loading",
     "backward_pass",
     "before_loading",
@@ -40,8 +43,9 @@ __all__ = [
     "foreach_reciprocal_",
     "foreach_sqrt",
     "gradient_hooks",
+    "has_free_memory",
     "has_no_other_owner",
-    "has_step_hooks",
+    "has_tensor_hooks",
     "is_transformed",
     "is_zero_tensor",
     "mesh_without_groups",
@@ -51,7 +55,7 @@ __all__ = [
     "set_element",
     "sparse_indices",
     "sparse_values",
-    "storage_owners",
+    "step_hooks",
     "storage_record",
     "stored_entries",
     "tree_flatten",
@@ -131,10 +135,20 @@ def has_no_other_owner(x: Tensor) -> bool:
     return owners == 1 and not x._is_view()
 
 
-def storage_owners(x: Tensor) -> int:
-    """How many tensors share a tensor's memory, itself included."""
-    owners: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
-    return owners - 1  # the storage object that was asked
+def has_free_memory(x: Tensor) -> bool:
+    """Whether nobody else can see a tensor's memory: no tensor, no storage object, and no other process."""
+    return _storage_references(x) == _references_of_one() and not x.untyped_storage().is_shared()
+
+
+def _storage_references(x: Tensor) -> tuple[int, int]:
+    """How many refer to a tensor's memory, and to its storage object, which is the same one for all who ask."""
+    storage = x.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+@functools.cache
+def _references_of_one() -> tuple[int, int]:
+    return _storage_references(torch.empty(1, device="cpu"))
 
 
 # -------------------------------------------------------------------------------------------------- what torch is doing
@@ -144,6 +158,17 @@ def backward_pass() -> int:
     """A number for the backward pass that runs in this thread; −1 if there is none."""
     number: int = torch._C._current_graph_task_id()
     return number
+
+
+def accumulates(node: Any) -> bool:
+    """Whether the running backward pass adds to the gradient of a leaf, given the node that stands for it.
+
+    `torch.autograd.grad` adds to none, and ``backward(inputs=…)`` to these alone. A leaf that is frozen has no node.
+    """
+    try:
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # it refuses leaves that torch.autograd.grad returns the gradient of
+        return False
 
 
 def is_transformed() -> bool:
@@ -211,14 +236,19 @@ def runs_step_hooks(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
-def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether anything is to run before or after an optimizer's steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+def step_hooks(optimizer: Optimizer) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """What runs before and after an optimizer's steps: two dicts that stay the same objects."""
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
 
 
 def gradient_hooks(param: Tensor) -> Iterable[Callable[..., None]]:
     """The hooks that run once a parameter's gradient is complete."""
     return (param._post_accumulate_grad_hooks or {}).values()
+
+
+def has_tensor_hooks(param: Tensor) -> bool:
+    """Whether anything is to see, or to change, what is added to a parameter's gradient."""
+    return bool(param._backward_hooks)
 
 
 def without_step_hooks(optimizer: Optimizer) -> None:

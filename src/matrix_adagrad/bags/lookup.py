@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,9 +16,20 @@ from torch.autograd.function import once_differentiable
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient, concatenated
 from matrix_adagrad.geometry import wide_dtype
-from matrix_adagrad.torch_private import gradient_hooks, has_no_other_owner, is_transformed, storage_owners
+from matrix_adagrad.torch_private import (
+    accumulates,
+    gradient_hooks,
+    has_free_memory,
+    has_no_other_owner,
+    has_tensor_hooks,
+    is_transformed,
+)
 
-__all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "without_padding"]
+__all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "out_of_range", "without_padding"]
+
+
+# For a hundred tables, loops in Python take longer than the kernels.
+_shape, _dtype, _is_cpu = map(operator.attrgetter, ("shape", "dtype", "is_cpu"))
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,7 @@ class Feature:
     column: int  # of the output, the first
     width: int
     is_mean: bool = False
+    table_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,9 +113,9 @@ class Lookup:
     def sums(self, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The same, not recorded."""
         bags = (len(offsets) - 1) // len(self.features)
-        out = self._output(bags, tables[0].dtype)
+        described, out = self._describe(tables), self._output(bags, tables[0].dtype)
         wrong = native.load().matrix_adagrad_sum_bags(
-            *(self._describe(tables).data_ptr(), len(self.features), native.DTYPES[tables[0].dtype]),
+            *(described.data_ptr(), len(self.features), native.DTYPES[tables[0].dtype]),
             *(index.data_ptr(), len(index), 0 if weights is None else weights.data_ptr()),
             *(offsets.data_ptr(), bags, out.data_ptr(), self.width, native.threads()),
         )
@@ -117,7 +130,7 @@ class Lookup:
         needed = bags * self.width * dtype.itemsize
         out = torch.empty(0, dtype=dtype, device="cpu")  # not a view: users may write to it
         with self._lock:
-            free = [room for room in self._rooms if storage_owners(room) == 1 and room.numel() >= needed]
+            free = [room for room in self._rooms if room.numel() == needed and has_free_memory(room)]
             room = free[0] if free else torch.empty(needed, dtype=torch.uint8, device="cpu")
             out.set_(room.untyped_storage(), 0, (bags, self.width), (self.width, 1))
             # Two, since a training loop holds the last output until it has the next.
@@ -126,20 +139,26 @@ class Lookup:
 
     def _describe(self, tables: Sequence[Tensor]) -> Tensor:
         """The features as a list of ``struct feature``."""
-        known = [(table.data_ptr(), table.shape, table.stride()) for table in tables]
-        if self._described is None or self._described[0] != known:
+        known = [*map(Tensor.data_ptr, tables), *map(_shape, tables), *map(Tensor.stride, tables)]
+        described = self._described  # another thread may replace it
+        if described is None or described[0] != known:
             fields = []
             for feature in self.features:
                 table = tables[feature.table]
                 rows, columns = table.shape
+                if columns != feature.width:
+                    raise ValueError(
+                        f"the table{_quoted(feature)} was made with width {feature.width}, and is {columns} wide now: "
+                        "make a new module"
+                    )
                 fields.append((table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean)))
-            self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
-        return self._described[1]
+            described = self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
+        return described[1]
 
     def _refuse(self, number: int, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, bags: int) -> None:
         feature = self.features[number]
         rows, own = len(tables[feature.table]), offsets[number * bags : (number + 1) * bags + 1]
-        name = f" {feature.name!r}" if feature.name else ""
+        name = _quoted(feature)
         if own[0] < 0 or own[-1] > len(index) or (own.diff() < 0).any():
             raise ValueError(
                 f"offsets must never decrease and not exceed the {len(index)} indices, those of the table{name} are "
@@ -150,21 +169,23 @@ class Lookup:
             raise IndexError(
                 f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
             )
-        raise IndexError(f"the table{name} has {rows} rows, and its bags have rows {low} to {high}")
+        raise out_of_range(feature, rows, low, high)
 
     # ----------------------------------------------------------------------------------------------- the backward pass
 
     def begin(self) -> _Call:
         """A forward pass. Those whose backward passes may run together are marked: their gradients have to be added."""
         call = _Call()
-        for other in self._calls:
-            other.is_alone = call.is_alone = False
-        self._calls.add(call)
+        with self._lock:
+            for other in self._calls:
+                other.is_alone = call.is_alone = False
+            self._calls.add(call)
         return call
 
     def finish(self, call: _Call) -> bool:
         """The backward pass of a call. Returns whether it runs by itself."""
-        self._calls.discard(call)
+        with self._lock:
+            self._calls.discard(call)
         return call.is_alone
 
     def values_of(self, grad: Tensor, offsets: Tensor) -> Tensor:
@@ -189,14 +210,22 @@ class Lookup:
             found[feature.table].append(gradient)
         return [parts[0] if len(parts) == 1 else concatenated(parts) if parts else None for parts in found]
 
-    def stepped(self, tables: Sequence[Tensor], batch: BagBatch) -> set[int]:
-        """Step the tables whose optimizer does so in the backward pass. Returns their numbers."""
+    def stepped(self, tables: Sequence[Tensor], nodes: Sequence[Any], batch: BagBatch) -> set[int]:
+        """Step the tables whose optimizer does so in the backward pass. Returns their numbers.
+
+        Args:
+            tables: all of them.
+            nodes: of autograd, that their gradients would go to; None for a frozen table.
+            batch: the gradients of the features' sums.
+        """
         steppers: dict[StepsBags, list[int]] = {}
-        for i in self._unshared:
-            table = tables[self.features[i].table]
-            hooks = list(gradient_hooks(table)) if table.is_leaf else []
-            stepper = getattr(hooks[0], "bag_stepper", None) if len(hooks) == 1 and table.grad is None else None
-            if stepper is not None:
+        is_tied = len(set(map(id, tables))) < len(tables)
+        for i in () if is_tied else self._unshared:
+            number = self.features[i].table
+            table = tables[number]
+            hooks = list(gradient_hooks(table)) if table.is_leaf and table.grad is None else []
+            stepper = getattr(hooks[0], "bag_stepper", None) if len(hooks) == 1 else None
+            if stepper is not None and accumulates(nodes[number]) and not has_tensor_hooks(table):
                 steppers.setdefault(stepper, []).append(i)
         done: set[int] = set()
         for stepper, numbers in steppers.items():
@@ -204,6 +233,19 @@ class Lookup:
             stepped = stepper.step_bags([tables[feature.table] for _, feature in features], features, batch)
             done.update(self.features[i].table for i in stepped)
         return done
+
+
+def _quoted(feature: Feature) -> str:
+    """The name of a feature's table in an error, after a space. The single feature of an `EmbeddingBag` has none."""
+    return f" {feature.table_name!r}" if feature.table_name else ""
+
+
+def out_of_range(feature: Feature, rows: int, low: Tensor | int, high: Tensor | int) -> IndexError:
+    """The error that says which table, and which feature if it has another name, has bags with other rows."""
+    of_feature = f" of {feature.name!r}" if feature.name != feature.table_name else ""
+    return IndexError(
+        f"the table{_quoted(feature)} has {rows} rows, and its bags{of_feature} have rows {low} to {high}"
+    )
 
 
 class _SumBags(torch.autograd.Function):
@@ -227,7 +269,8 @@ class _SumBags(torch.autograd.Function):
         by_sample = _of_weights(lookup, weighed, index, offsets, grad) if weighed else None
         values = lookup.values_of(grad.detach().contiguous(), offsets)
         batch = BagBatch(index, offsets, weights, values, len(grad))
-        done = lookup.stepped(ctx.tables, batch) if lookup.finish(ctx.call) and len(grad) else set()
+        nodes = [node for node, _ in ctx.next_functions[-len(ctx.tables) :]]
+        done = lookup.stepped(ctx.tables, nodes, batch) if lookup.finish(ctx.call) and len(grad) else set()
         # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
         if len(done) < len(ctx.tables) and values.data_ptr() == grad.data_ptr() and not is_ours:
             batch = replace(batch, values=values.clone())
@@ -256,12 +299,15 @@ def is_index(x: Tensor) -> bool:
 def is_covered(tables: Sequence[Tensor], lists: Sequence[Tensor | None], weights: Tensor | None) -> bool:
     """Whether the kernels take these tables, indices, offsets and weights, here and now."""
     arrays = tables if weights is None else [*tables, weights]
+    dtypes = set(map(_dtype, arrays))
     return (
         not (torch.compiler.is_compiling() or is_transformed())
-        and all(type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and not x.is_neg() for x in arrays)
-        and all(x.dtype is arrays[0].dtype for x in arrays)
-        and all(table.stride(1) == 1 and len(table) < native.MOST_ROWS for table in tables)
-        and (arrays[0].dtype in native.DTYPES and all(is_index(x) for x in lists if x is not None))
+        and set(map(type, arrays)) <= {Tensor, torch.nn.Parameter}
+        and (all(map(_is_cpu, arrays)) and not any(map(Tensor.is_neg, arrays)))
+        and (len(dtypes) == 1 and dtypes <= native.DTYPES.keys())
+        and {stride[1] for stride in map(Tensor.stride, tables)} == {1}
+        and max(shape[0] for shape in map(_shape, tables)) < native.MOST_ROWS
+        and all(is_index(x) for x in lists if x is not None)
         and not native.missing()
     )
 

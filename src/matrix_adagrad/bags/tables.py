@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from matrix_adagrad.bags.lookup import Feature, Lookup, is_covered, without_padding
+from matrix_adagrad.bags.lookup import Feature, Lookup, is_covered, out_of_range, without_padding
+from matrix_adagrad.torch_private import is_transformed
 
 __all__ = ["EmbeddingBags", "Table"]
 
@@ -59,6 +60,12 @@ class Tables(nn.Module):
     def __setitem__(self, name: str, table: nn.Parameter) -> None:
         self[name]  # there is one
         self._parameters[name] = table
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):  # such as `training`, which may be the name of a table too
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
@@ -167,7 +174,7 @@ class EmbeddingBags(nn.Module):
         for number, (name, own) in enumerate(specs.items()):
             for feature in own.features or (name,):
                 is_mean = (own.mode or mode) == "mean"
-                self._features.append(Feature(feature, number, column, own.width, is_mean))
+                self._features.append(Feature(feature, number, column, own.width, is_mean, name))
                 column += own.width
         self.widths = tuple(feature.width for feature in self._features)
         self._lookup = Lookup(self._features)
@@ -214,8 +221,9 @@ class EmbeddingBags(nn.Module):
         if not is_covered(tables, [index, starts], weights):
             return self._by_torch(tables, index, starts, weights)
         index, starts = index.long().contiguous(), starts.long().contiguous()
-        _check_start(starts, index)
+        _check_ends("offsets", starts, index)
         if any(row is not None for row in self.tables.padding.values()):
+            _check_ascending(starts)
             index, starts, weights = without_padding(self._padding(), index, starts, weights)
         return self._lookup(tables, index, starts, weights)
 
@@ -254,7 +262,7 @@ class EmbeddingBags(nn.Module):
                     f"indices are a {type(indices).__name__}"
                 )
             return *_joined([self._bags_of(name, indices) for name in _ordered(self.features, indices)]), None
-        index, starts = _as_list("indices", indices), _as_list("offsets", offsets)
+        index, starts = self._as_list("indices", indices), self._as_list("offsets", offsets)
         if len(starts) % len(self.features) != 1 % len(self.features) or not len(starts):
             raise ValueError(
                 f"offsets must have one number more than {len(self.features)} features times the bags of each, "
@@ -270,8 +278,13 @@ class EmbeddingBags(nn.Module):
     def _bags_of(self, name: str, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         bags = given[name]
         if isinstance(bags, tuple) and len(bags) == 2:
-            return _as_list(f"the indices of {name!r}", bags[0]), _as_list(f"the offsets of {name!r}", bags[1])
-        matrix = torch.as_tensor(bags)
+            index, starts = (
+                self._as_list(f"indices of {name!r}", bags[0]),
+                self._as_list(f"offsets of {name!r}", bags[1]),
+            )
+            _check_ends(f"offsets of {name!r}", starts, index)
+            return index, starts
+        matrix = self._as_integers(bags)
         if matrix.dim() != 2 or matrix.is_floating_point():
             raise ValueError(
                 f"the bags of {name!r} must be a pair of indices and offsets, or a matrix of integers with a bag in "
@@ -279,6 +292,21 @@ class EmbeddingBags(nn.Module):
             )
         count, length = matrix.shape
         return matrix.reshape(-1), torch.arange(count + 1, device=matrix.device) * length
+
+    def _as_integers(self, given: Any) -> Tensor:
+        """A tensor as it is, or a list, which is where the tables are, whatever the default device is."""
+        if isinstance(given, Tensor):
+            return given
+        found = torch.as_tensor(given, device=next(iter(self.tables.values())).device)
+        return found if found.numel() or hasattr(given, "dtype") else found.long()
+
+    def _as_list(self, what: str, given: Any) -> Tensor:
+        found = self._as_integers(given)
+        if found.dim() != 1 or found.is_floating_point() or found.dtype is torch.bool:
+            raise ValueError(
+                f"{what} must be a list of integers, got shape {tuple(found.shape)} and dtype {found.dtype}"
+            )
+        return found
 
     def _of_jagged(self, jagged: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """The lists of a `KeyedJaggedTensor`, in the order of our features."""
@@ -292,11 +320,20 @@ class EmbeddingBags(nn.Module):
 
     def _by_torch(self, tables: Sequence[Tensor], index: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
         """The same in PyTorch's operators, feature by feature. Tables of several dtypes are widened at the end."""
+        _check_ends("offsets", starts, index)
+        if not starts.is_meta:
+            _check_ascending(starts)
+        # Other devices check rows themselves: a look at them here would wait for the device.
+        is_checked = index.is_cpu and not (torch.compiler.is_compiling() or is_transformed())
         count, pooled = (len(starts) - 1) // len(self.features), []
         for i, (feature, padding) in enumerate(zip(self._features, self._padding(), strict=True)):
             own = starts[i * count : (i + 1) * count + 1]
-            first, last = int(own[0]), int(own[-1])
+            first, last = (0, len(index)) if starts.is_meta else (int(own[0]), int(own[-1]))
             table = tables[feature.table]
+            if is_checked and last > first:
+                low, high = index[first:last].aminmax()
+                if low < 0 or high >= len(table):
+                    raise out_of_range(feature, len(table), low, high)
             pooled.append(
                 functional.embedding_bag(
                     index[first:last],
@@ -330,7 +367,9 @@ def _check(tables: Mapping[str, Table], mode: Any) -> None:
             raise ValueError(
                 f"padding_idx of the table {name!r} must be one of its {own.rows} rows, got {own.padding_idx}"
             )
-        for feature in own.features if own.features is not None else (name,):
+        if own.features is not None and (not own.features or isinstance(own.features, str)):
+            raise ValueError(f"features of the table {name!r} must be a tuple of names, got {own.features!r}")
+        for feature in own.features or (name,):
             if feature in seen:
                 raise ValueError(f"the feature {feature!r} reads two tables, or is listed twice: give it another name")
             seen.add(feature)
@@ -344,13 +383,6 @@ def _ordered(features: Iterable[str], given: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _as_list(what: str, given: Any) -> Tensor:
-    found: Tensor = torch.as_tensor(given)
-    if found.dim() != 1 or found.is_floating_point() or found.dtype is torch.bool:
-        raise ValueError(f"{what} must be a list of integers, got shape {tuple(found.shape)} and dtype {found.dtype}")
-    return found
-
-
 def _joined(lists: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     counts = {len(offsets) for _, offsets in lists}
     if len(counts) > 1:
@@ -361,7 +393,14 @@ def _joined(lists: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return index, torch.cat([*offsets, offsets[0].new_tensor([len(index)])])
 
 
-def _check_start(starts: Tensor, index: Tensor) -> None:
-    first, last = int(starts[0]), int(starts[-1])
+def _check_ends(what: str, starts: Tensor, index: Tensor) -> None:
+    if starts.is_meta or index.is_meta:
+        return
+    first, last = (int(starts[0]), int(starts[-1])) if len(starts) else (None, None)
     if first != 0 or last != len(index):
-        raise ValueError(f"offsets must go from 0 to the {len(index)} indices, got {first} to {last}")
+        raise ValueError(f"{what} must go from 0 to the {len(index)} indices, got {first} to {last}")
+
+
+def _check_ascending(starts: Tensor) -> None:
+    if len(starts) > 1 and (shortest := int(starts.diff().min())) < 0:
+        raise ValueError(f"offsets must never decrease, and one is {-shortest} less than the one before")

@@ -120,7 +120,14 @@ def load() -> ctypes.CDLL:
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures = {
         "step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, number, pointer, number]),
-        "sparse_step": (number, [pointer, number, ctypes.c_char_p, number, pointer, number]),
+        "sparse_step": (number, [ctypes.c_char_p, number, ctypes.c_char_p, number, pointer, number]),
+        "bags_step": (
+            number,
+            [
+                *(pointer, number, pointer, pointer, number, pointer, number, pointer, pointer, number),
+                *(ctypes.c_char_p, number, pointer, number),
+            ],
+        ),
         "sum_bags": (
             number,
             [pointer, number, number, pointer, number, pointer, pointer, number, pointer, number, number],

@@ -16,8 +16,7 @@
 /* The fields of config (0), tensor (1) or feature (2), in order: "name:type name:type …"; NULL for any other number. */
 EXPORT const char *matrix_adagrad_fields(int64_t which)
 {
-    static const char *const fields[] = {CONFIG_FIELDS(DESCRIBE), TENSOR_FIELDS(DESCRIBE),
-                                        FEATURE_FIELDS(DESCRIBE)};
+    static const char *const fields[] = {CONFIG_FIELDS(DESCRIBE), TENSOR_FIELDS(DESCRIBE), FEATURE_FIELDS(DESCRIBE)};
     return 0 <= which && which < 3 ? fields[which] + 1 : NULL;
 }
 

@@ -322,8 +322,7 @@ static void step(const tensor *t, const config *c, const table_gradient *g, int6
     char *sums = sorted_entries + sizes.sorted_entries;
     settings s = begin_step(t, c, READ | MOVE);
     const uint64_t *order = g->list.entries;
-    if (g->order == UNSORTED)
-        order = sort(t, g->list.entries, (uint64_t *)sorted_entries, (int64_t *)counts, threads);
+    if (g->order == UNSORTED) order = sort(t, g->list.entries, (uint64_t *)sorted_entries, (int64_t *)counts, threads);
     work w;
     plan_work(t, &s, READ | MOVE, order, &w);
     w.value_rows = g->list.bag_of;
@@ -401,4 +400,53 @@ EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, 
         if (!is_shared_out(&how, &tensors[i]))
             step(&tensors[i], c, &gradients[i], threads_for(&how, &tensors[i]), workspace_data);
     return 0;
+}
+
+/* Where the gradients of tables lie in a batch of bags: those of feature f are from offsets[f · bags] on, and their
+   values, from some column on, in the rows of a matrix. */
+typedef struct {
+    const int64_t *index, *offsets;
+    int64_t index_count, bags;
+    char *weights; /* of each index, in REALs; or NULL */
+    char *values;
+    int64_t value_stride; /* in entries */
+} bag_batch;
+
+static int shares_memory(const tensor *t, const bag_batch *b)
+{
+    int64_t entry_bytes = arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes;
+    const char *x = t->x.data, *x_end = x + ((t->outer - 1) * t->x.outer + t->inner) * entry_bytes;
+    return b->values < x_end && x < b->values + b->bags * b->value_stride * entry_bytes;
+}
+
+/* Returns whether the offsets of feature f, which other threads may write to, are within the index. */
+static int point_at_feature(tensor *t, const bag_batch *b, int64_t f, int64_t column)
+{
+    int64_t first = read_once(b->offsets + f * b->bags), last = read_once(b->offsets + (f + 1) * b->bags);
+    if (first < 0 || first > last || last > b->index_count) return 0;
+    t->g = (array){
+        .data = entry_at(b->values, column, arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes),
+        .outer = b->value_stride,
+        .inner = 1,
+    };
+    t->index = b->index + first, t->nnz = last - first, t->offset = first;
+    t->offsets = b->offsets + f * b->bags, t->bags = b->bags;
+    t->weights = b->weights ? entry_at(b->weights, first, real_bytes_of(t)) : NULL;
+    return 1;
+}
+
+/* One step of every table, with the gradients of a batch of bags: features has the number and the first column of the
+   one that reads each table. Returns what matrix_adagrad_sparse_step does, or −1 − count if the values lie in the memory
+   of a table. */
+EXPORT int64_t matrix_adagrad_bags_step(tensor *tensors, int64_t count, const int64_t *features, const int64_t *index,
+                                        int64_t index_count, const int64_t *offsets, int64_t bags, void *weights,
+                                        void *values, int64_t value_stride, const config *c, int64_t threads,
+                                        char *workspace_data, int64_t workspace_bytes)
+{
+    const bag_batch b = {index, offsets, index_count, bags, weights, values, value_stride};
+    for (int64_t i = 0; i < count; i++) {
+        if (shares_memory(&tensors[i], &b)) return -1 - count;
+        if (!point_at_feature(&tensors[i], &b, features[2 * i], features[2 * i + 1])) return -1 - i;
+    }
+    return matrix_adagrad_sparse_step(tensors, count, c, threads, workspace_data, workspace_bytes);
 }

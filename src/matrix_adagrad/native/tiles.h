@@ -461,9 +461,9 @@ INLINE void NAME(sum_strided)(const gather *g, int64_t k, REAL *sum, int weighte
         const STORED *e = (const STORED *)g->values + value_row(g, p) * g->row_stride;
         REAL weight = weighted ? ((const REAL *)g->weights)[value_number(g, p)] : 1;
         int64_t j = 0;
-        FOR_LANES(g->columns, PUT_REAL(sum + j, GET_REAL(sum + j) +
-                                                    weight * WIDEN(NAME(gather_strided)(e + j * g->column_stride,
-                                                                                        g->column_stride, width))));
+        FOR_LANES(g->columns,
+                  PUT_REAL(sum + j, GET_REAL(sum + j) + weight * WIDEN(NAME(gather_strided)(e + j * g->column_stride,
+                                                                                            g->column_stride, width))));
     }
 }
 
@@ -515,7 +515,7 @@ static void NAME(gather_sums)(const gather *g, void *to)
         .compute_factors = REALS_NAME(compute_factors),                                                                \
         .add_penalty = REALS_NAME(add_penalty),                                                                        \
         .add = REALS_NAME(add),                                                                                        \
-        .divide = REALS_NAME(divide),                                                                                        \
+        .divide = REALS_NAME(divide),                                                                                  \
     },
 static const arithmetic NAME(arithmetic)[] = {FOR_EACH_MOMENTUM(ARITHMETIC_OF)};
 

@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.optim.step.cache import are_immutable
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.dispatch import NATIVE
 from matrix_adagrad.optim.step.native import BagFields
 from matrix_adagrad.optim.step.update import Update
-from matrix_adagrad.torch_private import has_step_hooks
+from matrix_adagrad.torch_private import step_hooks
 
 __all__ = ["BagSteps", "SingleStep", "subgroup"]
+
+_SHAPE_AND_DTYPE = operator.attrgetter("shape", "dtype")
 
 
 class SingleStep(Protocol):
@@ -35,36 +38,47 @@ class BagSteps:
     What is known about the tables is kept from batch to batch and checked with little work, as in `UpdateCache`.
 
     Args:
-        steps: of the tables in the backward pass, all in one parameter group.
+        tables: in one parameter group.
+        steps: of the tables in the backward pass.
         features: that read the tables, with their numbers.
     """
 
-    def __init__(self, steps: Sequence[SingleStep], features: Sequence[tuple[int, Feature]]) -> None:
-        self._steppers, self._features = [step.stepper for step in steps], features
+    def __init__(
+        self, tables: Sequence[Tensor], steps: Sequence[SingleStep], features: Sequence[tuple[int, Feature]]
+    ) -> None:
+        self._tables = tables
+        self._features = features
+        self._hooks = [hooks for step in steps for hooks in step_hooks(step.stepper)]
         self._optimizer, self._number = steps[0].owner, steps[0].number
         self._places = [step.place for step in steps]
         self._updates: list[Update] = []
         self._config: Config
+        self._is_immutable = False
+        self._kept: tuple[Any, ...] = ()
         self._values: tuple[Any, ...] = ()
         self._layout: list[Any] = []
 
     def step(self, batch: BagBatch) -> bool:
         """Step the tables, or return false if there is more to do than the kernels can do at once."""
-        if any(map(has_step_hooks, self._steppers)):  # of a `Probe`, which looks at the gradients
+        if any(self._hooks):  # of a `Probe`, which looks at the gradients
             return False
         group = self._optimizer.param_groups[self._number]
         values = self._optimizer.option_values(group)
-        if not (self._values and all(map(operator.is_, values, self._values))):
+        if not (self._values and self._is_immutable and all(map(operator.is_, values, self._values))):
             config = self._optimizer.config_of(group)
-            if self._values and config.kept != self._config.kept:
+            geometry, *_ = values = self._optimizer.option_values(group)
+            if self._values and (config.kept != self._kept or geometry is not self._values[0]):
                 self._updates = []
-            self._config, self._values = config, self._optimizer.option_values(group)
+            self._config, self._kept, self._values = config, config.kept, values  # kept: betas may be edited in place
+            self._is_immutable = are_immutable(values, config)
         tables = [group["params"][place] for place in self._places]
-        if not self._updates or self._layout_of(tables) != self._layout:
+        if any(map(operator.is_not, tables, self._tables)):
+            raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
+        if not self._updates or self._layout_of(tables, batch) != self._layout:
             self._updates = self._planned(group, tables, batch)
             if not self._updates:
                 return False
-            self._fields, self._layout = BagFields(self._updates, self._features), self._layout_of(tables)
+            self._fields, self._layout = BagFields(self._updates, self._features), self._layout_of(tables, batch)
         if self._config.is_random:
             self._optimizer.assign_streams(self._updates, self._config)
         return self._fields.step(batch, self._config)
@@ -87,7 +101,7 @@ class BagSteps:
             del update.grad  # the kernels have their own account of it
         return updates if is_taken else []
 
-    def _layout_of(self, tables: Sequence[Tensor]) -> list[Any]:
+    def _layout_of(self, tables: Sequence[Tensor], batch: BagBatch) -> list[Any]:
         """All that the description depends on, except for the gradients."""
         states = [self._optimizer.state.get(table, {}) for table in tables]
         state = list(itertools.chain.from_iterable(map(dict.values, states)))
@@ -96,7 +110,8 @@ class BagSteps:
             *map(id, arrays),
             *map(Tensor.data_ptr, arrays),
             *map(Tensor.stride, arrays),
-            *[x.shape for x in tables],
+            *map(_SHAPE_AND_DTYPE, tables),
+            batch.values.dtype,
         ]
 
 

@@ -65,37 +65,39 @@ class InBackward:
             features: the only one that reads each table, with its number.
             batch: the gradients of the features' sums.
         """
-        key = (*map(id, tables), *[number for number, _ in features])
+        ids = list(map(id, tables))
+        before, number = self._stepped, backward_pass()
+        if before[0] == number:
+            for table in filter(self.was_stepped, tables):
+                raise _in_parts(table)
+        key = (*ids, *[number for number, _ in features])
         if key not in self._bag_steps:
             self._bag_steps[key] = self._steps_of(tables, features)
         done: set[int] = set()
         for steps, numbers in self._bag_steps[key]:
             done.update(numbers if steps.step(batch) else ())
-        stepped = {id(table) for table, (number, _) in zip(tables, features, strict=True) if number in done}
-        before, number = self._stepped, backward_pass()
+        stepped = {own for own, (number, _) in zip(ids, features, strict=True) if number in done}
         self._stepped = number, stepped | before[1] if before[0] == number else stepped
         return done
 
     def _steps_of(
         self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]]
     ) -> list[tuple[BagSteps, list[int]]]:
-        groups: defaultdict[tuple[int, int], list[tuple[_Step, tuple[int, Feature]]]] = defaultdict(list)
+        groups: defaultdict[tuple[int, int], list[tuple[Tensor, _Step, tuple[int, Feature]]]] = defaultdict(list)
         for table, feature in zip(tables, features, strict=True):
             step = self._steps[table]
             if inspect.unwrap(type(step.owner).step) is inspect.unwrap(MatrixOptimizer.step):  # torch wraps it
-                groups[id(step.owner), step.number].append((step, feature))
-        return [
-            (
-                BagSteps([step for step, _ in members], [feature for _, feature in members]),
-                [number for _, (number, _) in members],
-            )
-            for members in groups.values()
-        ]
+                groups[id(step.owner), step.number].append((table, step, feature))
+        steps = []
+        for members in groups.values():
+            own, taken, read_by = zip(*members, strict=True)
+            steps.append((BagSteps(own, taken, read_by), [number for number, _ in read_by]))
+        return steps
 
     def was_stepped(self, param: Tensor) -> bool:
         """Whether the running backward pass has stepped this table already, from a batch of bags."""
         number, tables = self._stepped
-        return number == backward_pass() and id(param) in tables
+        return id(param) in tables and number == backward_pass()
 
     def __enter__(self) -> InBackward:
         return self
@@ -155,6 +157,13 @@ def _check(optimizer: Optimizer) -> None:
                 raise ValueError("the parameters are already stepped in the backward pass: call remove() first")
 
 
+def _in_parts(table: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used "
+        "elsewhere in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
+    )
+
+
 class _Step:
     """Steps one parameter, with its owner's options and state at the time of the call."""
 
@@ -190,10 +199,7 @@ class _Hook:
             if param.grad is None:
                 return
             param.grad = None
-            raise RuntimeError(
-                f"a table of shape {tuple(param.shape)} was looked up by EmbeddingBags, which stepped it, and is used "
-                "elsewhere in the same backward pass: its gradient has two parts, and step_in_backward needs the sum"
-            )
+            raise _in_parts(param)
         step(param)
 
     @property

@@ -17,7 +17,7 @@ from matrix_adagrad.geometry import Geometry
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import PLAIN, Update
 
-__all__ = ["UpdateCache"]
+__all__ = ["UpdateCache", "are_immutable"]
 
 _NONE: Any = None
 _IMMUTABLE, _FROZEN = {int, float, bool, str, tuple, torch.dtype, type(None)}, (Geometry, Domain)
@@ -46,7 +46,7 @@ class UpdateCache:
 
     def _set_config(self, config: Config, values: tuple[Any, ...]) -> None:
         self.config, self._values = config, values
-        self._is_immutable = all(type(x) in _IMMUTABLE or isinstance(x, _FROZEN) for x in values if x is not config.lr)
+        self._is_immutable = are_immutable(values, config)
 
     def has_config_of(self, values: tuple[Any, ...]) -> bool:
         """Whether the configuration was made from these very objects, none of which can have changed in place."""
@@ -82,6 +82,11 @@ class UpdateCache:
         for update in self.updates:
             update.grad = update.scale = _NONE
         return self
+
+
+def are_immutable(values: tuple[Any, ...], config: Config) -> bool:
+    """Whether the values of options cannot change in place. The rate may: it is read at each step."""
+    return all(type(x) in _IMMUTABLE or isinstance(x, _FROZEN) for x in values if x is not config.lr)
 
 
 def _tensors(states: list[dict[str, Any]]) -> list[Any]:

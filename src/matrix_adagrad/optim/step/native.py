@@ -297,6 +297,9 @@ def _call(updates: Sequence[Update], packed: bytes, what: int = _READ_AND_MOVE) 
 # ------------------------------------------------------------------------------------------------------- bags of tables
 
 
+_describing = threading.Lock()  # the kernel completes the descriptions: two threads must not do so at once
+
+
 class BagFields:
     """Tables that the kernels step together, described once. Each batch only changes where their gradients are.
 
@@ -308,40 +311,25 @@ class BagFields:
     def __init__(self, updates: Sequence[Update], features: Sequence[tuple[int, Feature]]) -> None:
         described = [update.prepared for update in updates]
         self._updates, self._fields = updates, torch.tensor([list(own.fields) for own in described], device="cpu")
-        self._at = dict(zip(native.TENSOR, self._fields.unbind(1), strict=True))
         self._written = [tensor for own in described for tensor in own.written]
-        self._starts, self._ends = (torch.tensor(at) for at in zip(*[own[1:3] for own in described], strict=True))
-        self._numbers = torch.tensor([number for number, _ in features], device="cpu")
-        self._columns = torch.tensor([feature.column for _, feature in features], device="cpu")
+        self._features = torch.tensor([(number, feature.column) for number, feature in features], device="cpu")
 
     def step(self, batch: BagBatch, config: Config) -> bool:
         """One step, or false if the gradients lie in the tables' own memory."""
-        at, values, offsets = self._at, batch.values, batch.offsets
-        g_start, g_bytes = values.data_ptr(), values.numel() * values.element_size()
-        if ((self._starts < g_start + g_bytes) & (self._ends > g_start)).any():
-            return False
-        bounds = offsets[:: batch.bags].clone()  # others may write to them: what is checked is what is used
-        if bounds[0] < 0 or bounds[-1] > len(batch.index) or (bounds.diff() < 0).any():
-            raise IndexError("the offsets of an EmbeddingBags were changed since its forward pass: no step was taken")
-        first, last = bounds[self._numbers], bounds[self._numbers + 1]
-        torch.add(g_start, self._columns, alpha=values.element_size(), out=at["g.data"])
-        torch.add(batch.index.data_ptr(), first, alpha=8, out=at["index"])
-        torch.add(offsets.data_ptr(), self._numbers, alpha=8 * batch.bags, out=at["offsets"])
-        torch.sub(last, first, out=at["nnz"])
-        at["offset"].copy_(first)
-        at["bags"].fill_(batch.bags)
-        at["g.outer"].fill_(values.stride(0))
-        at["g.inner"].fill_(1)
-        if batch.weights is None:
-            at["weights"].zero_()
-        else:
-            torch.add(batch.weights.data_ptr(), first, alpha=batch.weights.element_size(), out=at["weights"])
+        index, offsets, weights, values = batch.index, batch.offsets, batch.weights, batch.values
         if config.is_random:
-            at["stream"].copy_(torch.tensor([update.stream for update in self._updates]))
+            self._fields[:, _STREAM] = torch.tensor([update.stream for update in self._updates])
         torch.autograd.graph.increment_version(self._written)
-        packed = _packed(config, config.stochastic_rounding and values.dtype is torch.bfloat16)
-        tables = self._fields.data_ptr(), len(self._updates)
-        refused = _with_room(native.load().matrix_adagrad_sparse_step, *tables, packed, native.threads())
+        with _describing:
+            refused = _with_room(
+                native.load().matrix_adagrad_bags_step,
+                *(self._fields.data_ptr(), len(self._updates), self._features.data_ptr(), index.data_ptr(), len(index)),
+                *(offsets.data_ptr(), batch.bags, 0 if weights is None else weights.data_ptr()),
+                *(values.data_ptr(), values.stride(0), _packed(config, rounds_at_random(values, config))),
+                native.threads(),
+            )
+        if refused == -1 - len(self._updates):
+            return False
         if refused:
             raise IndexError(_what_is_missing(self._updates[-1 - refused]))
         return True
