@@ -271,6 +271,20 @@ def test_the_columns_are_those_of_the_keyed_tensor(is_weighted, data_type, torch
             torch.testing.assert_close(columns, expected[feature], rtol=tolerance, atol=tolerance)
 
 
+def test_other_keys_are_ignored_as_there_and_missing_ones_and_bags_of_different_numbers_are_refused(torchrec):
+    import torchrec as theirs
+
+    bags = EmbeddingBags({"a": (10, 4), "b": (10, 4)})
+    ids, lengths = torch.arange(8), torch.tensor([1, 0, 2, 2, 0, 3])
+    jagged = theirs.KeyedJaggedTensor(["b", "c", "a"], ids, lengths=lengths)
+    torch.testing.assert_close(bags(jagged), torchrec.to_torchrec(bags)(jagged).values())
+    with pytest.raises(ValueError, match=r"features \['a', 'b'\]: \['a'\] are missing"):
+        bags(theirs.KeyedJaggedTensor(["b", "c", "d"], ids, lengths=lengths))
+    two_and_four = theirs.KeyedJaggedTensor(["a", "b"], ids, lengths=lengths, stride_per_key_per_rank=[[2], [4]])
+    with pytest.raises(ValueError, match=r"same number of bags, got \[2, 4\] of \['a', 'b'\]"):
+        bags(two_and_four)
+
+
 def test_a_collection_that_is_no_embedding_bags_is_refused(torchrec):
     import torchrec as theirs
     from torch.distributed.optim import _apply_optimizer_in_backward

@@ -324,9 +324,11 @@ class EmbeddingBags(nn.Module):
         return matrix.reshape(-1), torch.arange(count + 1, device=matrix.device) * length
 
     def _of_jagged(self, jagged: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The lists of a `KeyedJaggedTensor`, in the order of our features."""
+        """The lists of a `KeyedJaggedTensor`, in the order of our features. As in TorchRec, other keys are ignored."""
+        if len(set(jagged.stride_per_key())) > 1:
+            raise ValueError(f"all keys need the same number of bags, got {jagged.stride_per_key()} of {jagged.keys()}")
         keys = list(jagged.keys())
-        names = _ordered(self.features, dict.fromkeys(keys))
+        names = _ordered(self.features, {key: None for key in keys if key in self.features})
         if keys != names:
             jagged = jagged.permute([keys.index(name) for name in names])
         return self._lists(jagged.values(), jagged.offsets(), jagged.weights_or_none())
