@@ -21,6 +21,7 @@ from matrix_adagrad import (
     RowAdaGrad,
     RowMomentum,
     Table,
+    step_in_backward,
 )
 from matrix_adagrad.domains import RowBalls
 from tests.interop.runs import assert_same_parameters, options_of, parameters
@@ -253,7 +254,8 @@ def test_fbgemm_ignores_weight_decay_of_pooled_tables_of_one_feature_and_it_is_r
         ({"gradient_clipping": True}, "gradient_clipping=True .* clip by hand"),
         ({"max_norm": 0.5}, "max_norm=0.5 .* ignores it"),
         ({"optimizer": "EXACT_SGD"}, "optimizer=EXACT_SGD .* must be EXACT_ROWWISE_ADAGRAD"),
-        ({"weights_precision": "FP16"}, "weights_precision=FP16 .* must be FP32"),
+        ({"weights_precision": "INT8"}, "weights_precision=INT8 .* must be FP32 or FP16"),
+        ({**ADAM, "weights_precision": "FP16"}, "weights_precision=FP16 .* must be FP32"),
         ({"output_dtype": "FP16"}, "output_dtype=FP16 .* must be FP32"),
         ({**ADAM, "gradient_clipping": True}, "gradient_clipping=True .* clip by hand"),
         ({**ADAM, "optimizer_state_dtypes": {"momentum2": "BF16"}}, "momentum2=torch.bfloat16 .* torch.float32"),
@@ -300,6 +302,7 @@ MIXED = EmbeddingBags({"a": (8, 4), "b": Table(8, 4, mode="mean")})
         (bags(4), lambda w: RowAdaGrad(w, eps=0), "eps=0 .* 0/0 is NaN there"),
         (bags(6), RowAdaGrad, "4 must divide their width"),
         (bags(4, dtype=torch.float64), RowAdaGrad, "torch.float64 on cpu"),
+        (bags(4, dtype=torch.float16), RowMomentum, "torch.float16 on cpu"),
         (bags(4, 8), RowAdaGrad, "t0 has .*'learning_rate': 0.005.* and t1 has .* one for all tables"),
         (MIXED, RowAdaGrad, "the tables pool by {'a': 'sum', 'b': 'mean'}, and FBGEMM has one mode for all"),
         (bags(4, padding_idx=0), RowAdaGrad, "padding_idx=0 of table 't0'"),
@@ -390,18 +393,43 @@ def test_tables_of_several_modules_of_fbgemm_are_one_module_here(fbgemm):
         assert tables.get_learning_rate() == expected.get_learning_rate()
 
 
-def test_weights_of_samples_are_the_same_there_and_here(fbgemm):
-    features, widths = [0, 0, 1], (8, 4)
+def test_tables_in_float16_are_exchanged_exactly_and_go_on_up_to_their_rounding(fbgemm):
+    features, widths = [0, 1, 1], (8, 4)
+    tables = make_tables(fbgemm, features, "SUM", widths, weights_precision=fbgemm.SparseType.FP16)
+    bags, optimizer = fbgemm.from_fbgemm(tables)
+    back = fbgemm.to_fbgemm(bags, optimizer)
+    for own, expected in zip(back.split_embedding_weights(), tables.split_embedding_weights(), strict=True):
+        assert own.dtype is torch.float16
+        assert torch.equal(own, expected)
+    batches = Batches(features, widths)
+    for _ in range(4):
+        batch = batches.next()
+        step_there(back, *batch)
+        step_there(tables, *batch)
+        step_here(bags, optimizer, *batch)
+    for own, again, expected in zip(
+        bags.tables.values(), back.split_embedding_weights(), tables.split_embedding_weights(), strict=True
+    ):
+        assert torch.equal(again, expected)
+        torch.testing.assert_close(own.detach(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_weights_of_samples_are_the_same_there_and_here(in_backward, fbgemm):
+    features, widths = [0, 0, 1, 2], (8, 4, 16)
     kept = make_tables(fbgemm, features, "SUM", widths)
     bags, optimizer = fbgemm.from_fbgemm(kept)
+    if in_backward:  # as there
+        step_in_backward(optimizer)
     batches, random = Batches(features, widths), torch.Generator().manual_seed(1)
     for _ in range(4):
         index, upstream = batches.next()
         batch = index.flatten(), torch.arange(0, index.numel() + 1, BAG), torch.rand(index.numel(), generator=random)
-        (kept(*batch) * upstream).sum().backward()
-        optimizer.zero_grad()
-        (bags(*batch) * upstream).sum().backward()
-        optimizer.step()
+        for tables in (kept, bags):
+            (tables(*batch) * upstream).sum().backward()
+        if not in_backward:
+            optimizer.step()
+            optimizer.zero_grad()
     assert_same_parameters(kept.split_embedding_weights(), [table.detach() for table in bags.tables.values()])
 
 

@@ -80,8 +80,9 @@ def from_fbgemm(
     part of G. Adam's is decoupled in every mode.
 
     Args:
-        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU. Gradient clipping, ``max_norm``, narrower states
-            and other weight decay modes are refused. So is a weight decay that FBGEMM is given but does not apply.
+        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU, and in float16 too. Gradient clipping,
+            ``max_norm``, narrower states and other weight decay modes are refused. So is a weight decay that FBGEMM is
+            given but does not apply.
         feature_names: in FBGEMM's order, which has no names for them. None: the name of the table, with a number if it
             has several features.
 
@@ -111,7 +112,7 @@ def from_fbgemm(
     args, pooling, features = tables.optimizer_args, tables.pooling_mode, tables.feature_table_map
     mode = WeightDecayMode(args.regularization_mode)
     _check("use_cpu", tables.use_cpu, not peer.has_momentum)
-    _check("weights_precision", tables.weights_precision, SparseType.FP32)
+    _check("weights_precision", tables.weights_precision, SparseType.FP32, *[SparseType.FP16] * tables.use_cpu)
     _check("output_dtype", SparseType.from_int(tables.output_dtype), SparseType.FP32)
     _check("weight_decay_mode", mode, WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
     for number, state in enumerate(states[0], start=1):
@@ -156,9 +157,9 @@ def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> Spl
     ``reduction="sum"`` is carried over with ``lr / √n`` and ``eps / √n``. Then all tables must have the same width n.
 
     Args:
-        tables: an `EmbeddingBags` in float32, with widths divisible by 4 and one mode for all tables. Or a list of
-            ``nn.Embedding``, one per feature: tables without pooling. Features that share a table pass the same module,
-            and must be next to each other.
+        tables: an `EmbeddingBags` with one mode and one dtype for all tables, float32 or, without momentum, float16,
+            and with widths divisible by 4. Or a list of ``nn.Embedding``, one per feature: tables without pooling.
+            Features that share a table pass the same module, and must be next to each other.
         optimizer: a `RowAdaGrad` or `RowMomentum`, or a `MatrixAdaGrad` or `MatrixMomentum` that scales the tables by
             row. It keeps its other parameters. ``domain``, ``maximize``, ``capturable`` and ``differentiable`` are
             refused. So is AdaGrad's weight decay where FBGEMM ignores it: for bags of one feature. With momentum,
@@ -255,10 +256,11 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
         raise ValueError("bias_correction=False cannot be carried over to FBGEMM: its Adam corrects both averages")
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
         raise ValueError(f"geometry={geometry} of {name} cannot be carried over to FBGEMM: it scales by row")
-    if weight.dtype != torch.float32 or not (weight.is_cpu or betas) or shape[1] % 4:
+    dtypes = (torch.float32,) if betas else (torch.float32, torch.float16)
+    if weight.dtype not in dtypes or not (weight.is_cpu or betas) or shape[1] % 4:
         raise ValueError(
             f"{name} has shape {shape} and is {weight.dtype} on {weight.device}: tables of FBGEMM are carried over in "
-            "float32, without momentum on the CPU, and 4 must divide their width"
+            "float32, without momentum on the CPU and in float16 too, and 4 must divide their width"
         )
     if not weight.requires_grad:
         raise ValueError(f"requires_grad=False of {name} cannot be carried over to FBGEMM: it would train the table")
@@ -272,6 +274,7 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
         "weight_decay": float(own["weight_decay"]),
         "weight_decay_mode": mode if own["weight_decay"] != 0 else WeightDecayMode.NONE,
         "device": weight.device,
+        "weights_precision": SparseType.FP16 if weight.dtype == torch.float16 else SparseType.FP32,
         **(dict(zip(("beta1", "beta2"), betas, strict=True)) if betas else {}),
     }
 
