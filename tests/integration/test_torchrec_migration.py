@@ -9,6 +9,7 @@ from torch import nn
 from matrix_adagrad import (
     Blocks,
     ColumnAdaGrad,
+    CombinedOptimizer,
     EmbeddingBags,
     Factored,
     MatrixAdaGrad,
@@ -310,3 +311,60 @@ def test_a_collection_that_is_no_embedding_bags_is_refused(torchrec):
 def test_tables_that_are_no_collection_are_refused(spec, words, torchrec):
     with pytest.raises(ValueError, match=words):
         torchrec.to_torchrec(EmbeddingBags({"a": spec}))
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def sharded(made, optimizer):
+    """The model as TorchRec runs it: its tables are in modules of FBGEMM, one for each mode."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+    from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+    _apply_optimizer_in_backward(optimizer, made.parameters(), {"lr": 0.1, "eps": 1e-3})
+    kinds = {name: table_wise(rank=0, compute_kernel="fused") for name in ROWS}
+    sharder, env = EmbeddingBagCollectionSharder(), ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    plan = ShardingPlan({"": construct_module_sharding_plan(made, kinds, sharder, 1, 1, "cpu")})
+    return DistributedModelParallel(made, env, torch.device("cpu"), plan, [sharder])
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_tables_of_a_sharded_collection_go_on_here(torchrec):
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+
+    from matrix_adagrad.interop.fbgemm import from_fbgemm
+
+    model = sharded(collection(), torchrec.RowWiseAdagrad)
+
+    def train_there(jagged, upstream):
+        order = [jagged.keys().index(feature) for feature, _ in READ]  # it expects that of the first batch
+        out = model(jagged.permute(order)).to_dict()
+        (torch.cat([out[feature] for feature, _ in READ], dim=1) * upstream).sum().backward()
+
+    batches = list(jagged_batches(6))
+    for batch in batches[:3]:
+        train_there(*batch)
+    modules, features, optimizers = {}, {}, []
+    for lookup in model.module._lookups:
+        for group in lookup._emb_modules:
+            assert isinstance(group.emb_module, SplitTableBatchedEmbeddingBagsCodegen)
+            part, optimizer = from_fbgemm(group.emb_module, group.config.feature_names())
+            modules |= part.to_modules()
+            features |= part.features_by_table
+            optimizers.append(optimizer)
+    assert len(optimizers) == 2  # by modes
+    bags = EmbeddingBags.from_modules({name: modules[name] for name in ROWS}, features)
+    for batch in batches[3:]:
+        train_there(*batch)
+    train_on(bags, CombinedOptimizer(optimizers), batches[3:])
+    expected = model.state_dict()
+    for name, table in bags.tables.items():
+        weight = expected[f"embedding_bags.{name}.weight"].local_tensor()
+        torch.testing.assert_close(table.detach(), weight, rtol=1e-6, atol=1e-6)

@@ -151,7 +151,9 @@ class EmbeddingBags(nn.Module):
 
     @classmethod
     def from_modules(
-        cls, modules: Mapping[str, nn.EmbeddingBag], features: Mapping[str, Sequence[str]] | None = None
+        cls,
+        modules: Mapping[str, nn.EmbeddingBag] | nn.ModuleDict,
+        features: Mapping[str, Sequence[str]] | None = None,
     ) -> EmbeddingBags:
         """The tables of PyTorch's modules, as one module. The parameters are the same objects: optimizers go on.
 

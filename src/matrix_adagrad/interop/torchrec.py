@@ -93,7 +93,7 @@ def _bags(collection: EmbeddingBagCollection) -> EmbeddingBags:
                 "and use matrix_adagrad.step_in_backward"
             )
     features = {config.name: config.feature_names for config in collection.embedding_bag_configs()}
-    return EmbeddingBags.from_modules(dict(collection.embedding_bags.items()), features)
+    return EmbeddingBags.from_modules(collection.embedding_bags, features)
 
 
 def _rows(optimizer: RowWiseAdagrad) -> RowAdaGrad:
