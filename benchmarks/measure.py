@@ -17,7 +17,14 @@ from torch.profiler import ProfilerActivity, profile
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory would log every start
 
-__all__ = ["Times", "copy_bandwidth", "peak_extra_bytes", "peak_extra_resident_bytes", "time_interleaved"]
+__all__ = [
+    "Times",
+    "copy_bandwidth",
+    "peak_extra_bytes",
+    "peak_extra_resident_bytes",
+    "resident_bytes",
+    "time_interleaved",
+]
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,12 @@ def peak_extra_resident_bytes(call: Callable[[], object]) -> int | None:
     before = _kilobytes(status, "VmRSS")
     call()
     return max(0, _kilobytes(status, "VmHWM") - before) * 1024
+
+
+def resident_bytes(*, peak: bool = False) -> int | None:
+    """The process's resident memory, now or at its peak since the process started. ``None`` if this is not Linux."""
+    status = Path("/proc/self/status")
+    return _kilobytes(status, "VmHWM" if peak else "VmRSS") * 1024 if status.exists() else None
 
 
 def _kilobytes(status: Path, key: str) -> int:

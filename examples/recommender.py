@@ -3,7 +3,7 @@
     python examples/recommender.py               # downloads the data if needed: see `matrix-adagrad data`
     python examples/recommender.py ml-100k 42    # your own copy, and films for person 42
 
-With your own copy, films have titles, from its u.item.
+Films have titles if they came with the ratings, and numbers otherwise.
 """
 
 import sys
@@ -16,7 +16,7 @@ from matrix_adagrad import RowAdaGrad
 from matrix_adagrad.datasets.movielens import movielens
 
 PEOPLE, FILMS, FACTORS = 943, 1682, 20
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+path = Path(sys.argv[1]) if len(sys.argv) > 1 else None
 person = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 
 
@@ -38,7 +38,7 @@ class Recommender(nn.Module):
 
 torch.set_num_threads(1)  # on such a small model, threads would only wait for each other
 torch.manual_seed(1)
-data = movielens(folder)
+data = movielens(path)
 stars = data.ratings.float()
 train, test = torch.randperm(len(stars)).split((90_000, 10_000))
 model = Recommender(stars[train].mean().item())
@@ -66,9 +66,7 @@ with torch.no_grad():
     rating = model(torch.full_like(films, person - 1), films)
 rating[data.items[data.users == person - 1]] = -torch.inf  # already seen
 
-titles = [f"film {number}" for number in range(1, FILMS + 1)]
-if folder and (folder / "u.item").exists():
-    titles = [line.split("|")[1] for line in (folder / "u.item").read_text("latin-1").splitlines()]
+titles = data.titles or [f"film {number}" for number in range(1, FILMS + 1)]
 print(f"\nPerson {person} may like")
 for film in rating.topk(5).indices.tolist():
     given = stars[data.items == film]

@@ -14,7 +14,7 @@ LAYERS = (
     ("geometry", "native"),
     ("domains", "bags"),
     ("optim", "online"),
-    ("advisor", "checkpoints", "interop"),
+    ("advisor", "checkpoints", "interop", "tables"),
     ("demos",),
     ("cli",),
 )

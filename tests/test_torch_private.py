@@ -54,6 +54,24 @@ def test_the_version_of_a_tensor_counts_writes():
     assert torch_private.version_of(x) == before + 1
 
 
+def test_the_owners_of_memory_are_the_tensors_that_share_it():
+    x = torch.zeros(4)
+    assert torch_private.storage_owners(x) == 1
+    view, array = x[1:], x.numpy()
+    assert torch_private.storage_owners(x) == 3  # an array holds a tensor of its own
+    del view, array
+    assert torch_private.storage_owners(x) == 1
+
+
+def test_each_backward_pass_has_a_number_of_its_own():
+    numbers, x = [], torch.zeros(2, requires_grad=True)
+    x.register_hook(lambda _: numbers.append(torch_private.backward_pass()))
+    for _ in range(2):
+        x.sum().backward()
+    assert len({*numbers, -1}) == 3
+    assert torch_private.backward_pass() == -1
+
+
 class _Owners(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, found):
@@ -104,6 +122,15 @@ def test_hooks_on_gradients_steps_and_loading():
     torch_private.without_step_hooks(optimizer)
     optimizer.step()
     assert calls == ["before", "after"]
+
+
+def test_whether_an_optimizer_has_hooks_on_its_steps():
+    optimizer = RowAdaGrad([nn.Parameter(torch.zeros(2))])
+    assert not torch_private.has_step_hooks(optimizer)
+    handle = optimizer.register_step_post_hook(lambda *_: None)
+    assert torch_private.has_step_hooks(optimizer)
+    handle.remove()
+    assert not torch_private.has_step_hooks(optimizer)
 
 
 def test_a_wrapper_of_an_optimizer_without_its_own_hooks_is_recognised():

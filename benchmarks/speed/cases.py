@@ -8,7 +8,7 @@ import operator
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from benchmarks.speed.peers import (
     Gap,
     Peer,
     bag_step,
-    fbgemm_step,
 )
+from benchmarks.speed.tables import CONTESTANTS, FBGEMM, IN_BACKWARD, SHAPES, TORCH, Shape
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, state_bytes
 from matrix_adagrad.version import __version__
 
@@ -133,8 +133,9 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
         done(_dense(title, shapes, torch.float32, SPECTRAL, rounds))
         for title, shapes in zip(HIDDEN, ([(side, side)], [(side // 4, side)] * 12), strict=True)
     ]
-    uniform = done(_bags(f"{BAG}, uniform", rows, lambda: torch.randint(rows, (4096, 20)), rounds))
-    zipf = done(_bags(f"{BAG}, Zipf(1.2)", rows, lambda: _zipf(1.2, rows, (4096, 20)), rounds))
+    bags = done(_bags(f"{BAG}, uniform", rows, lambda: torch.randint(rows, (4096, 20)), rounds))
+    shapes = [replace(shape, rows=1000) for shape in SHAPES] if quick else SHAPES
+    tables = [(shape, done(_tables(shape, rounds))) for shape in shapes]
     growth = done(_growth(rounds, (10**4, 10**5) if quick else (10**5, 10**6, 10**7)))
     measured.sizes = _sizes(rounds, 9 if quick else 13)
     measured.bars = [
@@ -149,16 +150,11 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
         *_bars_of("300 small tensors", [small], "RowAdaGrad", SGD_FUSED, "≤", 1.25),
         *_bars_of("Muon in float32", spectral, "SteepestDescent, spectral", MUON, "≤", 1.05),
         *_bars_of("one small tensor", [single], "RowAdaGrad", SGD_FUSED, "≤", 1.3),
+        *_bars_of("training step", [bags], "torch Adagrad", OURS + "RowAdaGrad", "≥", 6.0),
         *(
             bar
-            for case, peer, limit in (
-                (uniform, "FBGEMM", 6.0),
-                (uniform, "torch Adagrad", 6.0),
-                (zipf, "FBGEMM", 1.5),
-                (zipf, "torch Adagrad", 2.5),
-            )
-            for name in ("RowAdaGrad", OURS + "RowAdaGrad")
-            for bar in _bars_of("training step", [case], peer, name, "≥", limit)
+            for shape, case in tables
+            for bar in _bars_of("tables", [case], FBGEMM, IN_BACKWARD, "≥", 1.6 if shape.exponent else 2.5)
         ),
         *_bars_of("sparse update", [growth], growth.rows[-1].name, growth.rows[0].name, "≤", 1.5),
         _memory_bar((n, n)),
@@ -243,15 +239,16 @@ def _bags(title: str, rows: int, draw: Callable[[], Tensor], rounds: int) -> Cas
     for name in ("RowAdaGrad", "RowMomentum"):
         make = functools.partial(bag_step, rows, 64, SPARSE[name], batches(), upstream, EmbeddingBag)
         made[OURS + name] = _made(make)
-    made["FBGEMM"] = _made(functools.partial(fbgemm_step, rows, 64, batches(), upstream))
     return _timed(title, made, "torch Adagrad", rows * 64 * 4, rounds)
 
 
-def _zipf(exponent: float, rows: int, shape: tuple[int, int]) -> Tensor:
-    """Ranks 1 to rows with probability proportional to rank^-exponent, scattered over the table."""
-    weights = torch.arange(1, rows + 1, dtype=torch.float64).pow(-exponent).cumsum(0)
-    ranks = torch.searchsorted(weights, torch.rand(shape, dtype=torch.float64) * weights[-1])
-    return ranks.clamp_(max=rows - 1) * 7919 % rows  # a prime, so that this reaches each row once, in another order
+def _tables(shape: Shape, rounds: int) -> Case:
+    upstream, pool = torch.randn(shape.batch, shape.tables * shape.width), [shape.draw() for _ in range(rounds + 2)]
+    made = {
+        name: _made(functools.partial(make, shape, itertools.cycle(pool).__next__, upstream))
+        for name, make in CONTESTANTS.items()
+    }
+    return _timed(shape.title, made, TORCH, shape.parameter_bytes, rounds)
 
 
 def _growth(rounds: int, sizes: Sequence[int]) -> Case:

@@ -37,7 +37,7 @@ __all__ = [
     "Gap",
     "Peer",
     "bag_step",
-    "fbgemm_step",
+    "named_gap",
 ]
 
 SGD_FUSED = "torch SGD, fused"
@@ -62,7 +62,8 @@ class Peer:
 
 
 @contextlib.contextmanager
-def _named_gap(package: str) -> Iterator[None]:
+def named_gap(package: str) -> Iterator[None]:
+    """Whatever fails in here is a gap in the measurements, with the package's name."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,7 +73,7 @@ def _named_gap(package: str) -> Iterator[None]:
 
 
 def _torchrec(params: list[Parameter]) -> Optimizer:
-    with _named_gap("torchrec"):
+    with named_gap("torchrec"):
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
         made: Optimizer = RowWiseAdagrad(params, lr=1e-3)
@@ -80,7 +81,7 @@ def _torchrec(params: list[Parameter]) -> Optimizer:
 
 
 def _sm3(params: list[Parameter]) -> Optimizer:
-    with _named_gap("pytorch-optimizer"):
+    with named_gap("pytorch-optimizer"):
         from pytorch_optimizer import SM3
 
         made: Optimizer = SM3(params, lr=1e-3)
@@ -88,7 +89,7 @@ def _sm3(params: list[Parameter]) -> Optimizer:
 
 
 def _adam_mini(params: list[Parameter]) -> Optimizer:
-    with _named_gap("pytorch-optimizer"):
+    with named_gap("pytorch-optimizer"):
         from pytorch_optimizer import AdamMini
 
         model = nn.Module()
@@ -169,30 +170,5 @@ def bag_step(
         optimizer.zero_grad()
         bag(batches()).backward(upstream)
         optimizer.step()
-
-    return step
-
-
-def fbgemm_step(rows: int, width: int, batches: Callable[[], Tensor], upstream: Tensor) -> Callable[[], None]:
-    """The same with FBGEMM's table-batched embedding, which updates its table in the backward pass."""
-    with _named_gap("fbgemm-gpu-cpu"):
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
-        bag = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, width, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=1e-2,
-            eps=1e-10,
-        )
-        bag.init_embedding_weights_uniform(-1.0, 1.0)
-
-    def step() -> None:
-        index = batches()
-        bag(index.view(-1), torch.arange(0, index.numel() + 1, index.shape[1])).backward(upstream)
 
     return step

@@ -1,6 +1,6 @@
 """Adaptive optimizers for matrix-shaped parameters, where a whole row or a whole column shares one scale."""
 
-from matrix_adagrad.bags import EmbeddingBag, EmbeddingBags, Table
+from matrix_adagrad.bags import Embedding, EmbeddingBag, EmbeddingBags, Table
 from matrix_adagrad.geometry import (
     Batched,
     Blocks,
@@ -25,11 +25,13 @@ from matrix_adagrad.optim import (
     RowAdaGrad,
     RowMomentum,
     SteepestDescent,
+    clip_grad_norm_,
     geometry_groups,
     matrix_optimizer,
     state_bytes,
     step_in_backward,
 )
+from matrix_adagrad.tables import evict, resize_table
 from matrix_adagrad.version import __version__
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "ColumnMomentum",
     "CombinedOptimizer",
     "Diagonal",
+    "Embedding",
     "EmbeddingBag",
     "EmbeddingBags",
     "Entry",
@@ -58,8 +61,11 @@ __all__ = [
     "Table",
     "Whole",
     "__version__",
+    "clip_grad_norm_",
+    "evict",
     "geometry_groups",
     "matrix_optimizer",
+    "resize_table",
     "state_bytes",
     "step_in_backward",
 ]

@@ -7,8 +7,9 @@ import torch
 
 from benchmarks.measure import Times, peak_extra_resident_bytes
 from benchmarks.speed.__main__ import main
-from benchmarks.speed.cases import READING, Case, Measurement, _bars_of, _zipf
+from benchmarks.speed.cases import READING, Case, Measurement, _bars_of
 from benchmarks.speed.peers import DENSE, Gap
+from benchmarks.speed.tables import zipf
 
 
 @pytest.mark.filterwarnings("ignore")  # of peers
@@ -50,7 +51,7 @@ def test_a_bar_is_met_missed_or_a_gap(sign, limit, met):
 
 
 def test_zipf_draws_rows_of_the_table_with_its_frequencies():
-    rows = _zipf(1.2, 10_000, (500, 200))
+    rows = zipf(1.2, 10_000, 500, 200)
     assert 0 <= rows.min() <= rows.max() < 10_000
     counts = rows.flatten().bincount().sort(descending=True).values.double()
     weights = torch.arange(1, 10_001, dtype=torch.float64).pow(-1.2)

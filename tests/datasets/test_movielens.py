@@ -10,6 +10,7 @@ import io
 import json
 import os
 import random
+import shutil
 import socket
 import struct
 import subprocess
@@ -102,6 +103,64 @@ def test_a_folder_is_searched_for_the_files_by_name(name, tmp_path):
     (folder / "README").write_text("not this one", encoding="utf-8")
     (folder / name).write_bytes(FORMATS[name])
     assert data.movielens(folder).source == str(folder / name)
+
+
+TITLES = [f"Título {item}" for item in range(1, 13)]
+U_ITEM = "".join(f"{item}|{title} (1995)|01-Jan-1995||0|1\n" for item, title in enumerate(TITLES, 1)).encode("latin-1")
+RECBOLES = "".join(f"{item}\t{title}\t1995\tDrama Comedy\n" for item, title in enumerate(TITLES, 1)).encode()
+RECBOLES = b"item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n" + RECBOLES
+TITLED = tuple(f"{title} (1995)" for title in TITLES)
+
+
+def zipped_with(titles, name="ml-100k/u.item"):
+    out = io.BytesIO(zipped())
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr(name, titles)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"), [("u.item", U_ITEM), ("u.item", U_ITEM.replace(b"\n", b"\r\n")), ("ml-100k.item", RECBOLES)]
+)
+def test_titles_are_read_from_the_zip_or_beside_the_ratings_and_cached(name, raw, tmp_path, cached):
+    (tmp_path / "u.data").write_bytes(text())
+    (tmp_path / "zip").write_bytes(zipped_with(raw, f"ml-100k/{name}"))
+    assert data.movielens(tmp_path).titles is None
+    (tmp_path / name).write_bytes(raw)
+    for path in (tmp_path, tmp_path / "u.data", tmp_path / "zip"):
+        shutil.rmtree(cached.parent)
+        assert data.movielens(path).titles == TITLED
+        found = data.movielens()
+        assert (found.source, found.titles) == (str(cached), TITLED)
+
+
+def test_a_download_brings_titles_if_it_has_them(cached, monkeypatch):
+    monkeypatch.setattr(data, "_recbole", zipped)
+    assert data.movielens().titles is None
+    cached.unlink()
+    monkeypatch.setattr(data, "_grouplens", lambda: zipped_with(U_ITEM))
+    assert data.movielens().titles == TITLED
+
+
+@pytest.mark.parametrize(
+    ("titles", "message"),
+    [
+        (U_ITEM.partition(b"\n")[2], "it has 11 titles, not one for each of 12 items"),
+        (U_ITEM + b"13|Another\n", "it has 13 titles, not one for each of 12 items"),
+        (b"", "it has 0 titles"),
+        (b"<html>please log in</html>", "line 1 of the titles is not item, title, …: b'<html>please"),
+        (RECBOLES.replace(b"\t1995\tDrama Comedy", b""), "line 2 of the titles is not item, title"),
+    ],
+)
+def test_titles_that_are_not_those_of_the_items_are_refused(titles, message, tmp_path, cached, monkeypatch):
+    (tmp_path / "zip").write_bytes(zipped_with(titles))
+    with pytest.raises(ValueError, match=f"zip is not MovieLens 100K: {message}"):
+        data.movielens(tmp_path / "zip")
+    monkeypatch.setattr(data, "_grouplens", lambda: zipped_with(titles))
+    monkeypatch.setattr(data, "_recbole", zipped)
+    assert data.movielens().source == "the wheel of recbole==1.2.1"
+    (cached.parent / "u.item").write_bytes(titles)
+    assert data.movielens().source == "the wheel of recbole==1.2.1"  # and not the cache
 
 
 ALTERED = [(*ROWS[0][:2], ROWS[0][2] % 5 + 1, ROWS[0][3]), *ROWS[1:]]

@@ -37,7 +37,7 @@ def test_movielens_is_factorised_into_non_negative_factors():
     assert inside < 1.0
 
 
-def test_films_are_recommended_with_their_titles(tmp_path):
+def test_films_are_recommended_with_their_titles(tmp_path, monkeypatch):
     from matrix_adagrad.datasets.movielens import movielens
 
     data = movielens()
@@ -45,6 +45,7 @@ def test_films_are_recommended_with_their_titles(tmp_path):
     lines = ("\t".join(map(str, row)) for row in zip(*(column.tolist() for column in columns), strict=True))
     (tmp_path / "u.data").write_text("\n".join(lines), encoding="utf-8")
     (tmp_path / "u.item").write_text("\n".join(f"{n}|Título {n}|01-Jan-1995||" for n in range(1, 1683)), "latin-1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # these titles are not for other runs
     printed = run("recommender", tmp_path, "42")
     errors = [float(error) for error in re.findall(r"RMSE (.*)", printed)]
     assert len(errors) == 10

@@ -133,7 +133,7 @@ def test_in_float32_a_full_metric_is_as_exact_as_in_torch(kind):
     theirs, _ = runs.train_torch(cls, narrow, 4, geometry=geometry)
     x, _ = runs.train_jax(alias(0.1, geometry), narrow, 4)
     true = np.concatenate([param.numpy(force=True).ravel() for param in exact])
-    results = ([np.asarray(mine) for mine in x.values()], [their.numpy(force=True) for their in theirs])
+    results = ([np.asarray(x[str(i)]) for i in range(len(params))], [their.numpy(force=True) for their in theirs])
     errors = [np.concatenate([y.ravel() for y in result]) - true for result in results]
     assert np.linalg.norm(errors[0]) <= 2 * np.linalg.norm(errors[1])
 

@@ -81,6 +81,7 @@ def test_making_state_needs_no_full_size_temporary(entrant):
         (torch.float16, {}, 2),
         (torch.bfloat16, {"weight_decay": 0.1}, 2),
         (torch.bfloat16, {"stochastic_rounding": True}, 3),
+        (torch.float16, {"stochastic_rounding": True}, 3),
     ],
 )
 def test_the_foreach_path_holds_at_most_this_many_wide_copies_of_one_tensor(cls, geometry, dtype, options, copies):

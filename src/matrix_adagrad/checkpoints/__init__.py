@@ -6,6 +6,6 @@ behind. Reading a checkpoint executes nothing in it. It may be loaded with a dif
 different layout.
 """
 
-from matrix_adagrad.checkpoints.manager import Checkpoints, missing_from
+from matrix_adagrad.checkpoints.manager import Checkpoints, missing_from, saved_shapes
 
-__all__ = ["Checkpoints", "missing_from"]
+__all__ = ["Checkpoints", "missing_from", "saved_shapes"]

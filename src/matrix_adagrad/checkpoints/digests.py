@@ -12,7 +12,7 @@ from pathlib import Path
 from matrix_adagrad.checkpoints.collective import on_all_ranks, on_first_rank, rank_and_world
 from matrix_adagrad.files import write
 
-__all__ = ["NAME", "changed_in", "write_digests"]
+__all__ = ["NAME", "changed_in", "digest_of", "recorded", "write_digests"]
 
 NAME = "SHA256SUMS"
 _LINES = re.compile(r"(?:[0-9a-f]{64}  [^\n/]+\n)+")
@@ -40,15 +40,24 @@ def changed_in(checkpoint: Path) -> str | None:
     text = on_first_rank(lambda: _read(checkpoint / NAME))
     if text is None:
         return None
-    if not _LINES.fullmatch(text):
+    expected = _parsed(text)
+    if not expected:
         return f"{NAME} is damaged"
-    expected = {line[66:]: line[:64] for line in text[:-1].split("\n")}
     for name, digest in _digests(checkpoint, list(expected)).items():
         if isinstance(digest, OSError):
             return f"{name} cannot be read: {digest.strerror}"
         if digest != expected[name]:
             return f"{name} has changed since it was saved"
     return ""
+
+
+def recorded(checkpoint: Path) -> dict[str, str]:
+    """The digests that a checkpoint has of its files, by name; nothing if it has none."""
+    return _parsed(_read(checkpoint / NAME) or "")
+
+
+def _parsed(text: str) -> dict[str, str]:
+    return {line[66:]: line[:64] for line in text[:-1].split("\n")} if _LINES.fullmatch(text) else {}
 
 
 def _read(file: Path) -> str | None:
@@ -63,7 +72,7 @@ def _digests(checkpoint: Path, names: list[str]) -> dict[str, str | OSError]:
     rank, world = rank_and_world()
     own = [name for name in names if _writer(name) % world == rank]
     found: dict[str, str | OSError] = {}
-    for part in on_all_ranks(lambda: {name: _digest(checkpoint / name) for name in own}):
+    for part in on_all_ranks(lambda: {name: digest_of(checkpoint / name) for name in own}):
         found |= part
     return {name: found[name] for name in names}
 
@@ -73,7 +82,8 @@ def _writer(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _digest(file: Path) -> str | OSError:
+def digest_of(file: Path) -> str | OSError:
+    """The digest of a file, or why it cannot be read."""
     try:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

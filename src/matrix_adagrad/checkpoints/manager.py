@@ -27,7 +27,7 @@ from matrix_adagrad.optim.state import StatefulOptimizer
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
 
-__all__ = ["Checkpoints", "missing_from"]
+__all__ = ["Checkpoints", "missing_from", "saved_shapes"]
 
 _logger = logging.getLogger("matrix_adagrad")
 _PREFIX, _OLD = "step-", ".old"
@@ -42,6 +42,9 @@ class Checkpoints:
         model: the model, sharded or not.
         optimizer: its optimizer.
         keep: how many checkpoints to keep. Older ones are removed once a newer one is complete.
+        share_unchanged: write large tensors in pieces of 16 MB, and only those that have changed since the newest
+            checkpoint; the others are hard links to its files. It saves disk space and writing, and a checkpoint is
+            loaded piece by piece. Damage to a file that two checkpoints share is detected, but it damages both.
         others: other stateful objects, by name (a scheduler, a sampler). Their state must be the same on all ranks:
             rank 0 saves it.
 
@@ -67,19 +70,29 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: str | Path, model: Module, optimizer: Optimizer, *, keep: int = 2, **others: Stateful
+        self,
+        folder: str | Path,
+        model: Module,
+        optimizer: Optimizer,
+        *,
+        keep: int = 2,
+        share_unchanged: bool = False,
+        **others: Stateful,
     ) -> None:
         if not isinstance(model, Module) or not isinstance(optimizer, Optimizer):
             kinds = f"a {type(model).__name__} and a {type(optimizer).__name__}"
             raise TypeError(f"model and optimizer must be an nn.Module and an Optimizer, got {kinds}")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep!r}")
+        if not isinstance(share_unchanged, bool):
+            raise TypeError(f"share_unchanged must be True or False, got {share_unchanged!r}")
         for name, other in others.items():
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise TypeError(f"{name} must have a state_dict and a load_state_dict, got {other!r}")
         if Path(folder).exists() and not Path(folder).is_dir():
             raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
         self.folder, self.model, self.optimizer, self.keep, self.others = Path(folder), model, optimizer, keep, others
+        self.share_unchanged = share_unchanged
         self._reported: set[Path] = set()  # drafts already warned about
 
     def save(self, step: int) -> Path:
@@ -113,7 +126,7 @@ class Checkpoints:
         try:
             folder = on_first_rank(begin)
             with _without_single_process_warning():
-                save(self._state(step), checkpoint_id=folder)
+                save(self._state(step), checkpoint_id=folder, **self._in_pieces(folder))
             digests.write_digests(folder)
             on_first_rank(finish)
         except BaseException:
@@ -121,6 +134,15 @@ class Checkpoints:
                 draft.discard()
             raise
         return path
+
+    def _in_pieces(self, folder: Path) -> dict[str, Any]:
+        """How `save` writes, if checkpoints share what has not changed."""
+        if not self.share_unchanged:
+            return {}
+        from matrix_adagrad.checkpoints.pieces import PiecePlanner, PieceWriter
+
+        other = on_first_rank(lambda: next(iter(self._all()), None))
+        return {"planner": PiecePlanner(), "storage_writer": PieceWriter(folder, other, rank_and_world()[0])}
 
     def resume(self) -> int:
         """Load the newest intact checkpoint, and return the number of steps it was saved after, or 0 if there is none.
@@ -229,6 +251,16 @@ def _count(step: Any) -> int:
     if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
         raise ValueError(f"step must be a whole number, at least 0, got {step!r}")
     return operator.index(step)
+
+
+def saved_shapes(checkpoint: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in a checkpoint, such as ``{"model.weight": (1000, 16)}``, without reading them.
+
+    They tell how many rows a table must have to load it.
+    """
+    from matrix_adagrad.checkpoints.reader import saved_shapes
+
+    return saved_shapes(Path(checkpoint))
 
 
 def missing_from(checkpoint: str | Path) -> str:

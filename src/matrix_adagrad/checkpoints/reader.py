@@ -22,9 +22,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
+from matrix_adagrad.optim.saved import words_for_other_rows
 from matrix_adagrad.torch_private import called_by_metadata, set_element, storage_record
 
-__all__ = ["UnsafeCheckpointError", "load", "needed_files", "saved_names"]
+__all__ = ["UnsafeCheckpointError", "load", "needed_files", "saved_names", "saved_shapes"]
 
 BUILT = (  # by the pickle, field by field
     *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties),
@@ -62,13 +63,27 @@ def load(state: dict[str, Any], checkpoint: Path) -> None:
         for failure, _ in error.failures.values():
             if isinstance(failure, pickle.UnpicklingError):
                 raise UnsafeCheckpointError(f"the checkpoint {checkpoint} was refused: {_reason(failure)}") from error
-        reasons = {str(failure) for failure, _ in error.failures.values()}
+        reasons = {f"{failure}{_advice(str(failure))}" for failure, _ in error.failures.values()}
         raise ValueError(f"the checkpoint {checkpoint} does not fit: {'; '.join(sorted(reasons))}") from error
+
+
+def _advice(reason: str) -> str:
+    sizes = re.findall(r"torch\.Size\(\[([\d, ]*)\]\)", reason)
+    if not reason.startswith("Size mismatch") or len(sizes) != 2:
+        return ""
+    saved, here = ([int(size) for size in shape.split(",") if size] for shape in sizes)
+    return words_for_other_rows(saved, here)
 
 
 def saved_names(checkpoint: Path) -> set[str]:
     """The names of everything in a checkpoint, such as ``"optimizer.state.weight.sum"``."""
     return set(_Reader(checkpoint).read_metadata().state_dict_metadata)
+
+
+def saved_shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in a checkpoint, by name."""
+    found = _Reader(checkpoint).read_metadata().state_dict_metadata
+    return {name: tuple(own.size) for name, own in found.items() if isinstance(own, metadata.TensorStorageMetadata)}
 
 
 def needed_files(checkpoint: Path) -> dict[str, int]:

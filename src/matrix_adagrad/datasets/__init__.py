@@ -1,1 +1,1 @@
-"""Data that tests, demos and examples train on: MovieLens 100K, and text that ships with Python."""
+"""Data that tests, demos and examples train on: MovieLens 100K, synthetic clicks, and text that ships with Python."""

@@ -20,7 +20,7 @@ import threading
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -39,10 +39,12 @@ GROUPLENS = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 RECBOLE = "recbole==1.2.1"
 CONNECT, DOWNLOAD = 5.0, 60.0  # timeouts in seconds: to connect, and then to download
 NAMES = ("u.data", "ml-100k.inter")
+TITLES = ("u.item", "ml-100k.item")  # beside them
 # The table takes 2 MB and its zip 5. Anything much larger is something else, and not worth the memory.
 TABLE_BYTES, ARCHIVE_BYTES = 4 << 20, 32 << 20
 
 Rows = list[tuple[int, int, int, int]]
+Titles = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,7 @@ class Ratings:
     """The ratings, sorted by user and item, as int64; users and items are numbered from 0, ratings go from 1 to 5.
 
     ``source`` is where they came from, and ``cached`` the file for the next run, or ``None`` if it cannot be written.
+    ``titles`` are those of the items, or ``None`` if the source has none.
     """
 
     users: Tensor
@@ -58,6 +61,7 @@ class Ratings:
     timestamps: Tensor
     source: str
     cached: Path | None
+    titles: tuple[str, ...] | None = None
 
 
 def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings:
@@ -65,6 +69,7 @@ def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings
 
     Args:
         path: ``u.data``, ``ml-100k.zip``, ``ml-100k.inter`` or a folder with one of them. No other source is tried.
+            The titles are in the zip, or beside the file: ``u.item`` or ``ml-100k.item``.
         cache: the folder for the cached file; by default ``matrix-adagrad`` in the user's cache.
 
     Raises:
@@ -75,10 +80,11 @@ def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings
     if path is not None:
         file = _file(path)
         try:
-            rows = _checked(_parsed(_bytes(file)))
+            raw = _bytes(file)
+            rows, titles = _checked(_parsed(raw)), _titles(raw, file)
         except ValueError as error:
             raise ValueError(f"{file} is not MovieLens 100K: {error}. Get {GROUPLENS} and give its path.") from None
-        return _ratings(rows, str(file), _written(rows, cached))
+        return _ratings(rows, titles, str(file), _written(rows, titles, cached))
     sources: dict[str, Callable[[], bytes]] = {
         str(cached): functools.partial(_bytes, cached),
         GROUPLENS: _grouplens,
@@ -93,11 +99,12 @@ def movielens(path: Path | None = None, *, cache: Path | None = None) -> Ratings
                     file=sys.stderr,
                     flush=True,
                 )
-            rows = _checked(_parsed(fetch()))
+            raw = fetch()
+            rows, titles = _checked(_parsed(raw)), _titles(raw, cached if source == str(cached) else None)
         except (OSError, ValueError) as error:
             failures.append(f"\n  {source}: {error}")
             continue
-        return _ratings(rows, source, cached if source == str(cached) else _written(rows, cached))
+        return _ratings(rows, titles, source, cached if source == str(cached) else _written(rows, titles, cached))
     raise OSError(f"no source has MovieLens 100K. Get {GROUPLENS} and give its path.{''.join(failures)}")
 
 
@@ -129,7 +136,10 @@ def _limited(stream: IO[bytes]) -> bytes:
 
 def _parsed(raw: bytes) -> Rows:
     """The rows of a table, or of the table inside a zip, in any order."""
-    lines = (_unzipped(raw) if raw.startswith(b"PK") else raw).splitlines()
+    table = _unzipped(raw, NAMES) if raw.startswith(b"PK") else raw
+    if table is None:
+        raise ValueError(f"the zip holds neither {' nor '.join(NAMES)}")
+    lines = table.splitlines()
     has_header = lines[:1] == [b"user_id:token\titem_id:token\trating:float\ttimestamp:float"]
     rows = []
     for number, line in enumerate(lines[has_header:], 1 + has_header):
@@ -141,15 +151,39 @@ def _parsed(raw: bytes) -> Rows:
     return rows
 
 
-def _unzipped(raw: bytes) -> bytes:
+def _titles(raw: bytes, file: Path | None) -> Titles | None:
+    """The titles, from the zip that the ratings are in, or from a file beside theirs."""
+    if raw.startswith(b"PK"):
+        table = _unzipped(raw, TITLES)
+    else:
+        beside = [file.with_name(name) for name in TITLES] if file else []
+        table = next((_bytes(other) for other in beside if other.is_file()), None)
+    if table is None:
+        return None
+    is_recboles = table.startswith(b"item_id:token\tmovie_title:token_seq\trelease_year:token\t")
+    separator, encoding = (b"\t", "utf-8") if is_recboles else (b"|", "latin-1")
+    titles = {}
+    for number, line in enumerate(table.splitlines()[is_recboles:], 1 + is_recboles):
+        item, *fields = line.split(separator)
+        if not item.isdigit() or len(fields) < 1 + is_recboles:
+            raise ValueError(f"line {number} of the titles is not item, title, …: {line[:60]!r}")
+        title, *more = (field.decode(encoding, "replace") for field in fields)
+        titles[int(item)] = f"{title} ({more[0]})" if is_recboles else title  # u.item has the year in the title
+    if sorted(titles) != list(range(1, COUNTS["items"] + 1)):
+        raise ValueError(f"it has {len(titles):,} titles, not one for each of {COUNTS['items']:,} items")
+    return tuple(titles[item] for item in sorted(titles))
+
+
+def _unzipped(raw: bytes, names: Sequence[str]) -> bytes | None:
+    """The first of these files in a zip, in any folder, or None if there is none."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             for member in archive.infolist():
-                if member.filename.rpartition("/")[2] in NAMES:
+                if member.filename.rpartition("/")[2] in names:
                     return _table(archive, member)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"the zip is damaged or cut short ({error})") from None
-    raise ValueError(f"the zip holds neither {' nor '.join(NAMES)}")
+    return None
 
 
 def _table(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -177,14 +211,17 @@ def _checked(rows: Rows) -> Rows:
     return rows
 
 
-def _ratings(rows: Rows, source: str, cached: Path | None) -> Ratings:
+def _ratings(rows: Rows, titles: Titles | None, source: str, cached: Path | None) -> Ratings:
     users, items, ratings, timestamps = torch.tensor(rows).T.contiguous()
-    return Ratings(users - 1, items - 1, ratings, timestamps, source, cached)
+    return Ratings(users - 1, items - 1, ratings, timestamps, source, cached, titles)
 
 
-def _written(rows: Rows, file: Path) -> Path | None:
+def _written(rows: Rows, titles: Titles | None, file: Path) -> Path | None:
     """The cached file. If it cannot be written, only the next run pays, with a download."""
     try:
+        if titles:
+            lines = (f"{item}|{title}\n" for item, title in enumerate(titles, 1))
+            write(file.with_name(TITLES[0]), "".join(lines).encode("latin-1", "replace"))
         return write(file, "".join("\t".join(map(str, row)) + "\n" for row in rows))
     except OSError:
         return None

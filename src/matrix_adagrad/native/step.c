@@ -10,7 +10,7 @@ settings begin_step(const tensor *t, const config *c, int passes)
         else *(float *)t->step += 1;
     }
     settings s = settings_at(t->step_is_f64 ? *(double *)t->step : *(float *)t->step, t->divisor, c);
-    s.seed = t->dtype == BF16 && c->seed ? (c->seed + t->stream * 0x9e3779b97f4a7c15u) | 1 : 0;
+    s.seed = (t->dtype == BF16 || t->dtype == F16) && c->seed ? (c->seed + t->stream * 0x9e3779b97f4a7c15u) | 1 : 0;
     s.combine = (enum combine)t->combine;
     return s;
 }

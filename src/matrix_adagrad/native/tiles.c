@@ -43,6 +43,7 @@
 
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
 
 #define AS_F32(u) ((f32x8)(u))
@@ -143,14 +144,19 @@ INLINE void move_pairs(uint16_t *x, const uint16_t *g, settings_float u, float s
     }
 }
 
-/* Up or down at random, with mean f: noise below one unit of the upper half is added, and the lower half is cut off.
-   The noise is a hash of a counter. */
+/* A hash of a counter, whose upper bits are random. */
+INLINE u32x8 noise_of(uint32_t counter)
+{
+    u32x8 z = counter + (u32x8){0, 1, 2, 3, 4, 5, 6, 7};
+    z = (z ^ z >> 16) * 0x7feb352du;
+    return (z ^ z >> 15) * 0x846ca68bu;
+}
+
+/* Up or down at random, with mean f: noise below one unit of the upper half is added, and the lower half is cut off. */
 INLINE u16x8 to_bf16_stochastic(f32x8 f, uint32_t counter)
 {
-    u32x8 z = counter + (u32x8){0, 1, 2, 3, 4, 5, 6, 7}, u = AS_U32(f);
-    z = (z ^ z >> 16) * 0x7feb352du;
-    z = (z ^ z >> 15) * 0x846ca68bu;
-    u32x8 rounded = SELECT((u & 0x7f800000u) == 0x7f800000u, u, u + (z >> 16)); /* infinity stays infinity */
+    u32x8 u = AS_U32(f), added = u + (noise_of(counter) >> 16);
+    u32x8 rounded = SELECT((u & 0x7f800000u) == 0x7f800000u, u, added); /* infinity stays infinity */
     return narrow_u32(SELECT(f != f, 0x7fc00000 + 0 * u, rounded) >> 16);
 }
 
@@ -189,6 +195,20 @@ INLINE u16x8 to_f16(f32x8 f) /* to nearest, ties to even */
 }
 #endif
 
+/* Up or down at random, with mean f. The last place is worth 13 bits of a float, or 2^-24 below 2^-14, where f is counted
+   in units of 2^-44, cut off. Between the largest number and 2^16 there is nothing to round up to: f is rounded down. */
+INLINE u16x8 to_f16_stochastic(f32x8 f, uint32_t counter)
+{
+    u32x8 noise = noise_of(counter) >> 12, u = AS_U32(f) & 0x7fffffffu, sign = AS_U32(f) >> 16 & 0x8000;
+    u32x8 is_small = (u32x8)(u < 113u << 23), largest = 0x7bff + 0 * u;
+    u32x8 normal = (u - (112u << 23) + (noise >> 7)) >> 13;
+    i32x8 units = __builtin_convertvector(AS_F32(u & is_small) * 0x1p44f, i32x8);
+    u32x8 h = SELECT(is_small, ((u32x8)units + noise) >> 20, SELECT(normal > largest, largest, normal));
+    h = SELECT(u >= 143u << 23, 0x7c00 + 0 * u, h);
+    h = SELECT(f != f, 0x7e00 + 0 * u, h);
+    return narrow_u32(h | sign);
+}
+
 /* ---------------------------------------------------------------------------------------------------- the dtypes */
 
 #define STORED float
@@ -223,7 +243,7 @@ INLINE u16x8 to_f16(f32x8 f) /* to nearest, ties to even */
 #define REAL float
 #define WIDEN(e) from_f16(e)
 #define NARROW(r) to_f16(r)
-#define NARROW_STOCHASTIC(r, counter) ((void)(counter), to_f16(r))
+#define NARROW_STOCHASTIC(r, counter) to_f16_stochastic(r, counter)
 #define NAME(f) f##_f16
 #define REALS_NAME(f) f##_float
 #include "tiles.h"

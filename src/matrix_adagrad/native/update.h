@@ -12,7 +12,7 @@
 
 /* The options, for all tensors of a call: X(type, name) for each. The names are those of the Python options; momentum
    says whether there are running averages, steepest is the size of a step of steepest descent at lr = 1, or 0 for other
-   updates, and seed is that of the stochastic rounding to bfloat16: 0 rounds to nearest. */
+   updates, and seed is that of the stochastic rounding of 16-bit parameters: 0 rounds to nearest. */
 #define CONFIG_FIELDS(X)                                                                                               \
     X(double, lr)                                                                                                      \
     X(double, eps)                                                                                                     \

@@ -1,6 +1,7 @@
 """Optimizers for PyTorch."""
 
 from matrix_adagrad.optim.adagrad import ColumnAdaGrad, MatrixAdaGrad, RowAdaGrad
+from matrix_adagrad.optim.clip import clip_grad_norm_
 from matrix_adagrad.optim.combined import CombinedOptimizer
 from matrix_adagrad.optim.explain import state_bytes
 from matrix_adagrad.optim.groups import geometry_groups
@@ -18,6 +19,7 @@ __all__ = [
     "RowAdaGrad",
     "RowMomentum",
     "SteepestDescent",
+    "clip_grad_norm_",
     "geometry_groups",
     "matrix_optimizer",
     "state_bytes",

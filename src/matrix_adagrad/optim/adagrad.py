@@ -42,8 +42,8 @@ class MatrixAdaGrad(MatrixOptimizer):
             metric of that step. With sparse gradients, only the touched rows are projected if the set is separable by
             rows; otherwise all rows are.
         project_start: project parameters that start outside their domain instead of raising an error.
-        stochastic_rounding: round bfloat16 parameters up or down at random, without bias, so that steps below half a
-            unit in the last place are not lost. Wider dtypes are unaffected.
+        stochastic_rounding: round bfloat16 and float16 parameters up or down at random, without bias, so that steps
+            below half a unit in the last place are not lost. Wider dtypes are unaffected.
         maximize: maximize the objective instead of minimizing it.
         foreach: run the step over lists of tensors, which takes fewer small operations but as many passes over memory.
             ``None`` does so where possible.

@@ -63,6 +63,10 @@ class MatrixOptimizer(StatefulOptimizer):
         self._kept = []
         self._streams.place(param for group in self.param_groups for param in group["params"])
 
+    def forget_last_step(self) -> None:
+        """Drop what is known of the tensors of the last step, and with it their memory if they have been replaced."""
+        self._kept = []
+
     # ---------------------------------------------------------------------------------------------------------- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -110,8 +114,6 @@ class MatrixOptimizer(StatefulOptimizer):
             )
         if is_sharded(param) and group["differentiable"]:
             raise ValueError(f"{name} is sharded, and its step cannot be recorded: leave differentiable=False")
-        if group["stochastic_rounding"] and param.dtype is torch.float16:
-            raise ValueError(f"stochastic_rounding=True is for bfloat16 parameters, and {name} is float16")
         if group.get("momentum_dtype") is not None and param.is_complex():
             raise ValueError(
                 f"{name} has dtype {param.dtype}, and its average cannot be real: leave momentum_dtype=None"
@@ -132,7 +134,11 @@ class MatrixOptimizer(StatefulOptimizer):
         group["geometry"].check_fits(name, param.shape, param.dtype)
 
     def _check_new(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
-        self._check_fits(name, param, group)  # a lazy parameter had no shape before
+        self.check_start(name, param, group)  # a lazy parameter had no shape before
+
+    def check_start(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
+        """Check other values for a parameter as those that it started with, also in the shape that they have."""
+        self._check_fits(name, param, group)
         self._check_start(name, param, group)
 
     @staticmethod

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["SHAPE", "STEP", "check_array", "check_count", "check_shape", "plain", "words_for_lost"]
+__all__ = [
+    "SHAPE",
+    "STEP",
+    "check_array",
+    "check_count",
+    "check_shape",
+    "plain",
+    "words_for_lost",
+    "words_for_other_rows",
+]
 
 STEP = "step"
 _MOST_STEPS = 1 << 53  # the most that a float can count
@@ -54,7 +63,17 @@ def check_shape(value: Any, shape: tuple[int, ...]) -> None:
     is_shape = isinstance(value, Tensor) and value.dim() == 1 and value.dtype is torch.int64
     _require(is_shape, SHAPE, "a vector of int64", value)
     if tuple(value.tolist()) != shape:
-        raise ValueError(f"the saved parameter is of shape {tuple(value.tolist())}, but here it has shape {shape}")
+        raise ValueError(
+            f"the saved parameter is of shape {tuple(value.tolist())}, but here it has shape {shape}"
+            f"{words_for_other_rows(value.tolist(), shape)}"
+        )
+
+
+def words_for_other_rows(saved: Sequence[int], here: Sequence[int]) -> str:
+    """What to do if a saved table has another number of rows; nothing if it differs in more."""
+    if not (saved and here) or saved[0] == here[0] or tuple(saved[1:]) != tuple(here[1:]):
+        return ""
+    return f"; if the table gained or lost rows, load into one of {saved[0]} rows and call resize_table then"
 
 
 def words_for_lost(average: str, group: Mapping[str, Any]) -> str:

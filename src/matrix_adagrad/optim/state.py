@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,16 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.keywords import refuse_foreign
-from matrix_adagrad.optim.saved import SHAPE, STEP, check_array, check_count, check_shape, plain, words_for_lost
+from matrix_adagrad.optim.saved import (
+    SHAPE,
+    STEP,
+    check_array,
+    check_count,
+    check_shape,
+    plain,
+    words_for_lost,
+    words_for_other_rows,
+)
 from matrix_adagrad.optim.step.config import RUN_OPTIONS, Config, check_options
 from matrix_adagrad.optim.step.update import empty_like, is_sharded, local
 
@@ -65,6 +74,11 @@ class StatefulOptimizer(Optimizer):
     def _statistic_keys(cls, geometry: Geometry) -> tuple[str, ...]:
         names = (*geometry.statistics, *geometry.derived)
         return tuple([f"{cls.STATISTIC}_{name}" if name else cls.STATISTIC for name in names])
+
+    def statistic_shapes(self, group: Mapping[str, Any], shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the statistics that are kept for a parameter of this shape, by their keys."""
+        geometry = self._measured(group, torch.Size(shape))
+        return dict(zip(self._statistic_keys(geometry), _statistic_shapes(geometry, torch.Size(shape)), strict=True))
 
     @classmethod
     def _average_keys(cls, group: Mapping[str, Any]) -> tuple[str, ...]:
@@ -232,6 +246,7 @@ class StatefulOptimizer(Optimizer):
                 raise ValueError(
                     f"the saved {key!r} has {source} and shape {tuple(value.shape)}, "
                     f"and this optimizer needs geometry {asked} and shape {shape}"
+                    f"{words_for_other_rows(value.shape, shape) if saved_geometry == asked else ''}"
                 )
             is_square = geometry.partitions and not is_average
             if is_square and not is_sharded(value) and (value < 0).any():
@@ -247,6 +262,8 @@ class StatefulOptimizer(Optimizer):
 
     def _received(self, key: str, value: Any, param: Tensor, group: dict[str, Any]) -> Any:
         """Convert a saved value to state for ``param`` here."""
+        if self.state.get(param, {}).get(key) is value and _is_in_file(value):
+            return value  # a checkpoint has filled it in place, and there may be no memory for a copy
         if key == STEP:
             return self._count(value, param, group)
         geometry = self._measured(group, param.shape)
@@ -276,6 +293,10 @@ class _AsItIs:
 
 def _saved_domain(group: Mapping[str, Any]) -> str | None:
     return None if group.get("domain") is None else repr(group["domain"])
+
+
+def _is_in_file(x: Any) -> bool:
+    return type(x) is Tensor and x.is_cpu and x.untyped_storage().filename is not None
 
 
 def _average_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import Update, is_sharded, mixed
+from matrix_adagrad.optim.step.update import Update, is_sharded, mixed, rounds_at_random
 from matrix_adagrad.torch_private import default_store
 
 __all__ = ["Streams"]
@@ -78,8 +78,7 @@ class Streams:
 
 
 def _is_rounded(update: Update, config: Config) -> bool:
-    narrow = config.stochastic_rounding and update.param.dtype is torch.bfloat16
-    return narrow or (config.momentum_dtype is not None and update.average is not None)
+    return rounds_at_random(update.param, config) or (config.momentum_dtype is not None and update.average is not None)
 
 
 def _random_number() -> int:

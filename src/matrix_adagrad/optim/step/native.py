@@ -32,7 +32,15 @@ from matrix_adagrad.native.matrices import (
 from matrix_adagrad.optim.step.backend import Measured, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
-from matrix_adagrad.optim.step.update import PLAIN, Update, are_plain, count, empty_like
+from matrix_adagrad.optim.step.update import (
+    NARROW,
+    PLAIN,
+    Update,
+    are_plain,
+    count,
+    empty_like,
+    rounds_at_random,
+)
 from matrix_adagrad.torch_private import is_zero_tensor, sparse_indices, sparse_values
 
 __all__ = ["Native", "NotCoveredError"]
@@ -265,7 +273,7 @@ class Native(Foreach):
 
 def _run(updates: Sequence[Update], config: Config, what: int = _READ_AND_MOVE) -> None:
     """The step, or a part of it, of tensors that are described already."""
-    is_random = config.stochastic_rounding and any(update.param.dtype is torch.bfloat16 for update in updates)
+    is_random = any(rounds_at_random(update.param, config) for update in updates)
     _call(updates, _packed(config, is_random), what)
 
 
@@ -451,7 +459,7 @@ def _step(
     numbers: list[float],
     stochastic_rounding: bool,
 ) -> None:
-    is_random = stochastic_rounding and any(param.dtype is torch.bfloat16 for param in params)
+    is_random = stochastic_rounding and any(param.dtype in NARROW for param in params)
     stream = int(torch.randint(1, 1 << 62, (), device="cpu")) if is_random else 0
     updates = [
         Update(

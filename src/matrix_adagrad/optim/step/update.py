@@ -15,6 +15,7 @@ from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.torch_private import foreach_add_
 
 __all__ = [
+    "NARROW",
     "PLAIN",
     "Update",
     "are_plain",
@@ -25,12 +26,14 @@ __all__ = [
     "join_average",
     "local",
     "mixed",
+    "rounds_at_random",
     "signed",
     "store",
     "widen",
 ]
 
 PLAIN = {Tensor, Parameter}
+NARROW = (torch.bfloat16, torch.float16)  # what can be rounded at random
 
 
 @dataclass(eq=False)
@@ -145,15 +148,20 @@ def join_average(average: Tensor, g: Tensor, config: Config, stream: int) -> Ten
     if average.dtype == g.dtype:
         return average.lerp_(g, 1 - config.betas[0])
     joined = average.to(g.dtype).lerp_(g, 1 - config.betas[0])
-    average.copy_(_rounded(joined, stream and stream ^ _STREAM_OF_AVERAGE))
+    average.copy_(_rounded(joined, stream and stream ^ _STREAM_OF_AVERAGE, torch.bfloat16))
     return average.to(g.dtype)
 
 
 def store(param: Tensor, x: Tensor, config: Config, stream: int) -> None:
     """Write ``x`` into a parameter. Where the parameter is narrower than the arithmetic, this is the only rounding."""
-    if config.stochastic_rounding and param.dtype is torch.bfloat16:
-        x = _rounded(x, stream)
+    if rounds_at_random(param, config):
+        x = _rounded(x, stream, param.dtype)
     param.copy_(x)
+
+
+def rounds_at_random(param: Tensor, config: Config) -> bool:
+    """Whether a step rounds this parameter up or down at random."""
+    return config.stochastic_rounding and param.dtype in NARROW
 
 
 _BITS = (1 << 64) - 1
@@ -173,21 +181,59 @@ def mixed(*numbers: int) -> int:
 _STREAM_OF_AVERAGE = 0x2545F4914F6CDD1D  # a parameter and its average draw different numbers
 
 
-def _rounded(x: Tensor, stream: int) -> Tensor:
+def _rounded(x: Tensor, stream: int, dtype: torch.dtype) -> Tensor:
     seeded = torch.Generator(x.device).manual_seed(stream) if stream else None
-    return round_stochastically(x.float(), seeded)
+    return round_stochastically(x.float(), seeded, dtype)
 
 
-def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Round ``x`` (float32) to bfloat16, up or down at random, so that the mean is ``x``.
+def round_stochastically(
+    x: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Round ``x`` (float32) to bfloat16 or float16, up or down at random, so that the mean is ``x``.
 
     bfloat16 is the upper half of a float32. Add a uniform number below one unit of the upper half, then cut off the
-    lower half: the carry happens with exactly the probability that the lower half calls for.
+    lower half: the carry happens with exactly the probability that the lower half calls for. A normal float16 drops 13
+    bits in the same way. Below 2⁻¹⁴ its unit is 2⁻²⁴: there, ``x`` is counted in units of 2⁻⁴⁴ first, cut off. Between
+    65504, the largest float16, and 2¹⁶ there is nothing to round up to: it stays 65504.
     """
+    if dtype is torch.float16:
+        return _half(x, generator)
     finite = x.isfinite()  # on NaN the carry could run into the sign; on infinity there is nothing to round
-    if generator is None:
-        noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
-    else:
-        noise = torch.randint(1 << 16, x.shape, generator=generator, dtype=torch.int32, device=x.device)
-    rounded = noise.add_(x.view(torch.int32)).bitwise_and_(-(1 << 16)).view(torch.float32)
+    rounded = _carried(x, _noise(x, 16, generator), 16)
     return torch.where(finite, rounded, x, out=rounded)
+
+
+def _noise(x: Tensor, bits: int, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.randint_like(x, 1 << bits, dtype=torch.int32)
+    return torch.randint(1 << bits, x.shape, generator=generator, dtype=torch.int32, device=x.device)
+
+
+def _carried(x: Tensor, noise: Tensor, bits: int) -> Tensor:
+    """``x`` without its lowest bits, after their carry."""
+    return noise.add_(x.view(torch.int32)).bitwise_and_(-(1 << bits)).view(torch.float32)
+
+
+_MOST_HALF, _LEAST_NORMAL_HALF = 65504.0, 2.0**-14
+_PIECE_ENTRIES = 1 << 17
+
+
+def _half(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """The same for float16, in small pieces: its subnormal numbers need temporaries."""
+    if torch.compiler.is_compiling() or x.numel() <= _PIECE_ENTRIES:
+        return _half_piece(x, generator)
+    rounded = torch.empty_like(x)
+    pair = [own.view(-1) if x.is_contiguous() else own for own in (rounded, x)]
+    together = max(1, _PIECE_ENTRIES * len(pair[0]) // x.numel())
+    for out, piece in zip(*[own.split(together) for own in pair], strict=True):
+        out.copy_(_half_piece(piece, generator))
+    return rounded
+
+
+def _half_piece(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    noise, magnitude = _noise(x, 20, generator), x.abs()
+    units = x.clamp(-_LEAST_NORMAL_HALF, _LEAST_NORMAL_HALF).mul_(2.0**44).to(torch.int32)
+    small = (units + noise).bitwise_right_shift_(20) * 2.0**-24  # the shift is towards -∞, also below 0
+    normal = _carried(x, noise.bitwise_right_shift_(7), 13).clamp_(-_MOST_HALF, _MOST_HALF)
+    rounded = torch.where(magnitude < _LEAST_NORMAL_HALF, small, normal)
+    return torch.where(magnitude < 2.0**16, rounded, x)  # neither infinity nor NaN
