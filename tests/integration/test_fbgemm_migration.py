@@ -303,6 +303,11 @@ MIXED = EmbeddingBags({"a": (8, 4), "b": Table(8, 4, mode="mean")})
         (bags(6), RowAdaGrad, "4 must divide their width"),
         (bags(4, dtype=torch.float64), RowAdaGrad, "torch.float64 on cpu"),
         (bags(4, dtype=torch.float16), RowMomentum, "torch.float16 on cpu"),
+        (
+            bags(4, dtype=torch.float16),
+            lambda w: RowAdaGrad(w, stochastic_rounding=True),
+            "stochastic_rounding=True .* round to the nearest",
+        ),
         (bags(4, 8), RowAdaGrad, "t0 has .*'learning_rate': 0.005.* and t1 has .* one for all tables"),
         (MIXED, RowAdaGrad, "the tables pool by {'a': 'sum', 'b': 'mean'}, and FBGEMM has one mode for all"),
         (bags(4, padding_idx=0), RowAdaGrad, "padding_idx=0 of table 't0'"),

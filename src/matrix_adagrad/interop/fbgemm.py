@@ -262,6 +262,8 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
             f"{name} has shape {shape} and is {weight.dtype} on {weight.device}: tables of FBGEMM are carried over in "
             "float32, without momentum on the CPU and in float16 too, and 4 must divide their width"
         )
+    if weight.dtype == torch.float16:
+        refuse(group, {"stochastic_rounding": "its CPU kernels round to the nearest; set it to False"}, "FBGEMM")
     if not weight.requires_grad:
         raise ValueError(f"requires_grad=False of {name} cannot be carried over to FBGEMM: it would train the table")
     (own,) = regroup({**group, "params": [weight], "param_names": None}, "mean")
