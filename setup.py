@@ -9,7 +9,7 @@ from setuptools.command.build_ext import build_ext
 
 NATIVE = "src/matrix_adagrad/native"
 SOURCES = (
-    *("bags", "balls", "dense", "dispatch", "factored", "interface", "sparse", "step"),
+    *("bags", "balls", "dense", "dispatch", "factored", "interface", "lazy", "sparse", "step"),
     *("tiles", "tiles_avx2", "tiles_avx512"),
 )
 # The kernels do not use Python, so one build serves every version. setuptools cannot say so for free-threaded builds.

@@ -21,6 +21,7 @@ from matrix_adagrad import (
     RowAdaGrad,
     RowMomentum,
     Table,
+    keep_rows_current,
     step_in_backward,
 )
 from matrix_adagrad.domains import RowBalls
@@ -60,6 +61,9 @@ class Batches:
 
 
 def step_there(tables, index, upstream):
+    if tables._used_rowwise_adagrad_with_global_weight_decay:
+        global_decay_there(tables, index, upstream)
+        return
     if len(tables.split_optimizer_states()[0]) == 2:
         adam_there(tables, index, upstream)
         return
@@ -87,6 +91,27 @@ def adam_there(tables, index, upstream, rounded=float):
         x[rows] -= lr * (m[rows] / (1 - rounded(beta1**t)) / scale[:, None] + decay * x[rows])
 
 
+def global_decay_there(tables, index, upstream):
+    """A row is read, and moved, after the decay of the iterations since its last gradient, if it ever had one."""
+    tables.iter += 1
+    t, lr, eps = tables.iter.item(), tables.get_learning_rate(), tables.optimizer_args.eps
+    base = 1 - lr * tables.optimizer_args.weight_decay
+    weights, features = tables.split_embedding_weights(), tables.feature_table_map
+    read = []
+    for weight, (_, last) in zip(weights, tables.split_optimizer_states(), strict=True):
+        gap = (t - last - 1).clamp(min=0) * (last != 0)
+        read.append((weight * base ** gap[:, None]).requires_grad_())
+    bags = zip(features, index, strict=True)
+    out = torch.cat([embedding_bag(own, read[table], mode="sum") for table, own in bags], 1)
+    (out * upstream).sum().backward()
+    for table, (v, last) in enumerate(tables.split_optimizer_states()):
+        rows = index[[feature == table for feature in features]].unique()
+        x, g = read[table].detach()[rows], read[table].grad[rows]
+        v[rows] += g.square().mean(1)
+        weights[table][rows] = base * x - lr * g / (v[rows].sqrt() + eps)[:, None]
+        last[rows] = float(t)
+
+
 def read_by(bags):
     return bags.features_by_table.items()
 
@@ -105,8 +130,8 @@ def step_here(modules, optimizer, index, upstream):
     optimizer.step()
 
 
-def place(fbgemm, kind):
-    if kind == fbgemm.EmbOptimType.PARTIAL_ROWWISE_ADAM:
+def place(fbgemm, kind, is_global=False):
+    if is_global or kind == fbgemm.EmbOptimType.PARTIAL_ROWWISE_ADAM:
         return fbgemm.EmbeddingLocation.DEVICE, fbgemm.ComputeDevice.CUDA
     return fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU
 
@@ -114,7 +139,10 @@ def place(fbgemm, kind):
 def make_tables(fbgemm, features, pooling, widths, **options):
     kind = fbgemm.EmbOptimType[options.pop("optimizer", "EXACT_ROWWISE_ADAGRAD")]
     made = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS[table], widths[table], *place(fbgemm, kind)) for table in range(max(features) + 1)],
+        [
+            (ROWS[table], widths[table], *place(fbgemm, kind, "global_weight_decay" in options))
+            for table in range(max(features) + 1)
+        ],
         feature_table_map=features,
         optimizer=kind,
         device=torch.device("cpu"),
@@ -463,3 +491,92 @@ def test_fbgemms_bias_correction_in_float32_changes_a_step_by_less_than_a_hundre
         moved, other = (tables.split_embedding_weights()[0] - before for tables in (exact, single))
         largest = max(largest, ((other - moved).norm() / moved.norm()).item())
     assert 1e-7 < largest < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------ global weight decay
+
+
+def with_global_decay(fbgemm, **definition):
+    tables = make_tables(
+        fbgemm,
+        [0, 1],
+        "SUM",
+        [4, 8],
+        mode="DECOUPLE_GLOBAL",
+        weight_decay=0.3,
+        global_weight_decay=fbgemm.GlobalWeightDecayDefinition(**{"start_iter": 0, "lower_bound": 0.0} | definition),
+    )
+    return tables, Batches([0, 1], [4, 8])
+
+
+def test_global_weight_decay_moves_here_and_back(fbgemm):
+    tables, batches = with_global_decay(fbgemm)
+    unbroken, _ = with_global_decay(fbgemm)
+    for own in (tables, unbroken):
+        own.iter += 1
+        for _, last in own.split_optimizer_states():
+            last.fill_(1.0)  # every row has had a gradient
+    drawn = [batches.next() for _ in range(9)]
+    for index, upstream in drawn:
+        step_there(unbroken, index, upstream)
+    for index, upstream in drawn[:3]:
+        step_there(tables, index, upstream)
+    bags, optimizer = fbgemm.from_fbgemm(tables)
+    assert optimizer.param_groups[0]["lazy"] == "exact"
+    handle = keep_rows_current(bags, optimizer)
+    for index, upstream in drawn[3:6]:
+        step_here(bags, optimizer, index, upstream)
+    handle.remove()
+    back = fbgemm.to_fbgemm(bags, optimizer)
+    for index, upstream in drawn[6:]:
+        step_there(back, index, upstream)
+    assert back.iter == unbroken.iter
+    for own in (back, unbroken):  # what a row will be when it is read next
+        for weight, (_, last) in zip(own.split_embedding_weights(), own.split_optimizer_states(), strict=True):
+            weight *= (1 - 0.1 * 0.3) ** (own.iter - last)[:, None]
+    for mine, theirs in zip(back.split_embedding_weights(), unbroken.split_embedding_weights(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_global_weight_decay_that_means_something_else_is_refused(fbgemm):
+    tables, _ = with_global_decay(fbgemm)
+    with pytest.raises(ValueError, match="prev_iter=0 of 50 rows cannot be carried over .* spares rows"):
+        fbgemm.from_fbgemm(tables)
+    tables, _ = with_global_decay(fbgemm, lower_bound=0.1)
+    with pytest.raises(ValueError, match=r"lower_bound of global_weight_decay=0\.1 cannot be carried over"):
+        fbgemm.from_fbgemm(tables)
+    bag, table = bags(4), nn.Embedding(30, 4, sparse=True)
+    decay = {"weight_decay": 0.1, "decoupled_weight_decay": True, "lazy": "exact"}
+    with pytest.raises(ValueError, match="lazy='exact' cannot be carried over to FBGEMM: .* without pooling"):
+        fbgemm.to_fbgemm([table], RowAdaGrad(table.parameters(), **decay))
+    assert fbgemm.to_fbgemm(bag, RowAdaGrad(bag.parameters(), **decay)).split_optimizer_states()[0][1].eq(1).all()
+    tables, _ = with_global_decay(fbgemm, start_iter=10)
+    with pytest.raises(
+        ValueError, match="start_iter=10 of global_weight_decay cannot be carried over .* after 0 steps"
+    ):
+        fbgemm.from_fbgemm(tables)
+
+
+def test_exact_averages_are_refused_and_an_exact_run_without_decay_is_an_ordinary_one(fbgemm):
+    bag = bags(4)
+    with pytest.raises(ValueError, match="lazy='exact' cannot be carried over to FBGEMM with momentum"):
+        fbgemm.to_fbgemm(bag, RowMomentum(bag.parameters(), lazy="exact"))
+    tables = fbgemm.to_fbgemm(bag, RowAdaGrad(bag.parameters(), lazy="exact"))
+    assert tables.use_cpu
+    assert tables.optimizer_args.regularization_mode == fbgemm.WeightDecayMode.NONE.value
+
+
+@pytest.mark.parametrize("mode", ["COUNTER", "COWCLIP"])
+def test_regularization_by_counts_is_refused_with_the_reason(fbgemm, mode):
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        CounterBasedRegularizationDefinition,
+        CowClipDefinition,
+    )
+
+    own = {
+        "COUNTER": {"counter_based_regularization": CounterBasedRegularizationDefinition()},
+        "COWCLIP": {"cowclip_regularization": CowClipDefinition()},
+    }
+    tables = make_tables(fbgemm, [0], "SUM", [4], mode=mode, **own[mode])
+    with pytest.raises(ValueError, match=f"weight_decay_mode='{mode}' cannot be carried over .* how often a row"):
+        fbgemm.from_fbgemm(tables)

@@ -16,8 +16,10 @@ from torch.nn import Parameter
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
 from matrix_adagrad.domains import balls
-from matrix_adagrad.geometry import Row
+from matrix_adagrad.geometry import Entry, Row
+from matrix_adagrad.optim.step.config import MomentumConfig
 from matrix_adagrad.optim.step.dispatch import NATIVE
+from tests.native.test_lazy import make_lag
 from tests.optim.batches import (
     DTYPES,
     KINDS,
@@ -83,6 +85,9 @@ def sums_and_projections():
         for bags, rows in ((1000, 20), (3, 10_000)):
             index = torch.arange(bags * rows).view(bags, rows) % 5000
             yield EmbeddingBag(5000, 30, mode="sum", sparse=True, dtype=dtype), index
+    for dtype in DTYPES:
+        lag = make_lag(Entry(), dtype, 70, 5000)
+        yield lag.catch_up, MomentumConfig(lazy="exact", decoupled_weight_decay=True), torch.arange(20_000) % 5000
     for shape in ((3, 100_000), (1000, 50)):
         a = torch.ones(shape, dtype=torch.float64)
         yield balls._native, a, a, (1,), 1e-15

@@ -42,9 +42,14 @@ class Table:
 class Tables(nn.Module):
     """The tables by name, whatever the name. PyTorch's `ParameterDict` has no room for one that is called "items"."""
 
-    def __init__(self, tables: Mapping[str, Tensor]) -> None:
+    def __init__(self, tables: Mapping[str, Tensor], padding: Mapping[str, int | None]) -> None:
         super().__init__()
         self._parameters.update({name: nn.Parameter(table) for name, table in tables.items()})
+        self.padding = dict(padding)
+
+    def table_holder(self, name: str) -> _Holder:
+        """What `resize_table` and `evict` ask about a table."""
+        return _Holder(self, name)
 
     def __getitem__(self, name: str) -> nn.Parameter:
         if name not in self._parameters:
@@ -72,6 +77,26 @@ class Tables(nn.Module):
     def items(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The tables with their names."""
         return self._parameters.items()  # type: ignore[return-value]
+
+
+@dataclass
+class _Holder:
+    tables: Tables
+    name: str
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The row that bags skip."""
+        return self.tables.padding[self.name]
+
+    @padding_idx.setter
+    def padding_idx(self, row: int | None) -> None:
+        self.tables.padding[self.name] = row
+
+    @staticmethod
+    def init_rows(rows: Tensor) -> None:
+        """How new rows start."""
+        rows.normal_()
 
 
 class EmbeddingBags(nn.Module):
@@ -134,7 +159,8 @@ class EmbeddingBags(nn.Module):
             {
                 name: torch.empty(own.rows, own.width, device=device, dtype=own.dtype or dtype)
                 for name, own in specs.items()
-            }
+            },
+            {name: own.padding_idx for name, own in specs.items()},
         )
         self.features = tuple(itertools.chain.from_iterable(own.features or (name,) for name, own in specs.items()))
         self._features, column = [], 0
@@ -143,8 +169,6 @@ class EmbeddingBags(nn.Module):
                 is_mean = (own.mode or mode) == "mean"
                 self._features.append(Feature(feature, number, column, own.width, is_mean))
                 column += own.width
-        padding = [own.padding_idx for own in specs.values()]
-        self._padding = [padding[feature.table] for feature in self._features]
         self.widths = tuple(feature.width for feature in self._features)
         self._lookup = Lookup(self._features)
         self.reset_parameters()
@@ -223,18 +247,20 @@ class EmbeddingBags(nn.Module):
         """
         modules = {}
         for (name, own), weight in zip(self._specs.items(), self.tables.values(), strict=True):
-            options: dict[str, Any] = {"mode": own.mode or self.mode, "padding_idx": own.padding_idx, "sparse": True}
-            modules[name] = nn.EmbeddingBag.from_pretrained(weight.detach(), include_last_offset=True, **options)
+            options: dict[str, Any] = {"mode": own.mode or self.mode, "padding_idx": self.tables.padding[name]}
+            modules[name] = nn.EmbeddingBag.from_pretrained(
+                weight.detach(), sparse=True, include_last_offset=True, **options
+            )
             modules[name].weight = weight
         return modules
 
     def reset_parameters(self) -> None:
         """Draw all rows from the standard normal distribution, as PyTorch's module does. Padding rows are zeros."""
         with torch.no_grad():
-            for table, spec in zip(self.tables.values(), self._specs.values(), strict=True):
-                table.normal_()
-                if spec.padding_idx is not None:
-                    table[spec.padding_idx].zero_()
+            for name, table in self.tables.items():
+                _Holder.init_rows(table)
+                if (row := self.tables.padding[name]) is not None:
+                    table[row].zero_()
 
     def extra_repr(self) -> str:
         """The features, with the tables that they read."""
@@ -270,8 +296,8 @@ class EmbeddingBags(nn.Module):
             return self._by_torch(tables, index, starts, weights)
         index, starts = index.long().contiguous(), starts.long().contiguous()
         _check_start(starts, index)
-        if self._padding.count(None) < len(self._padding):
-            index, starts, weights = without_padding(self._padding, index, starts, weights)
+        if any(row is not None for row in self.tables.padding.values()):
+            index, starts, weights = without_padding(self._padding(), index, starts, weights)
         return self._lookup(tables, index, starts, weights)
 
     @property
@@ -279,13 +305,28 @@ class EmbeddingBags(nn.Module):
         """The names of the features that read each table."""
         return {name: own.features or (name,) for name, own in self._specs.items()}
 
+    def _padding(self) -> list[int | None]:
+        rows = list(self.tables.padding.values())
+        return [rows[feature.table] for feature in self._features]
+
+    def rows_read(self, *args: Any, **keywords: Any) -> list[tuple[Tensor, Tensor]]:
+        """The rows of each table that a call with these arguments reads, for `keep_rows_current`."""
+        index, starts, _ = self._lists(*args, **keywords)
+        tables, bags = list(self.tables.values()), (len(starts) - 1) // len(self.features)
+        ends = starts[::bags].tolist() if bags else [0] * (len(self.features) + 1)
+        pairs = zip(self._features, itertools.pairwise(ends), strict=True)
+        return [(tables[feature.table], index[first:last]) for feature, (first, last) in pairs]
+
     def by_feature(self, pooled: Tensor) -> dict[str, Tensor]:
         """The columns of each feature in an output of this module."""
         return dict(zip(self.features, pooled.split(self.widths, dim=1), strict=True))
 
     # ------------------------------------------------------------------------------------------------- what is given
 
-    def _lists(self, indices: Any, offsets: Any, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _lists(
+        self, indices: Any, offsets: Any = None, per_sample_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        weights = per_sample_weights
         if weights is not None and any(feature.is_mean for feature in self._features):
             raise ValueError("per_sample_weights are for tables with mode='sum', and some have mode='mean'")
         if offsets is None:
@@ -340,7 +381,7 @@ class EmbeddingBags(nn.Module):
     def _by_torch(self, tables: Sequence[Tensor], index: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
         """The same in PyTorch's operators, feature by feature. Tables of several dtypes are widened at the end."""
         count, pooled = (len(starts) - 1) // len(self.features), []
-        for i, (feature, padding) in enumerate(zip(self._features, self._padding, strict=True)):
+        for i, (feature, padding) in enumerate(zip(self._features, self._padding(), strict=True)):
             own = starts[i * count : (i + 1) * count + 1]
             first, last = int(own[0]), int(own[-1])
             table = tables[feature.table]

@@ -21,6 +21,7 @@ from matrix_adagrad.checkpoints import digests, drafts
 from matrix_adagrad.checkpoints.collective import on_first_rank, rank_and_world
 from matrix_adagrad.checkpoints.drafts import Draft
 from matrix_adagrad.geometry import wide_dtype
+from matrix_adagrad.optim.counters import COUNTERS, new_counter
 from matrix_adagrad.optim.saved import SHAPE, plain
 from matrix_adagrad.optim.state import StatefulOptimizer
 
@@ -228,7 +229,7 @@ class Checkpoints:
         return {"model": model, "optimizer": optimizer, "step": step, "others": others}
 
     def _fit(self, state: dict[str, Any], saved: set[str]) -> None:
-        """Make room for the averages and shapes that the checkpoint has, and for no others.
+        """Make room for the averages, shapes and counters that the checkpoint has, and for no others.
 
         A checkpoint restores betas and momentum, and with them whether there is an average of gradients. Older versions
         saved no shapes: the optimizer warns.
@@ -238,11 +239,13 @@ class Checkpoints:
             names = [name for _, group in zip(part.param_groups, groups, strict=False) for name in group["params"]]
             for name in names if isinstance(part, StatefulOptimizer) else []:
                 own, param = kept.get(name, {}), state["model"][name]
-                for key in filter(None, (SHAPE, part.AVERAGE)):
+                for key in filter(None, (SHAPE, part.AVERAGE, *COUNTERS)):
                     if f"optimizer.state.{name}.{key}" not in saved:
                         own.pop(key, None)
                     elif key not in own and key == SHAPE:
                         own[key] = torch.zeros(param.dim(), dtype=torch.int64)
+                    elif key not in own and key in COUNTERS:
+                        own[key] = new_counter(key, param, 0)
                     elif key not in own:
                         own[key] = torch.zeros_like(param, dtype=wide_dtype(param.dtype), requires_grad=False)
 

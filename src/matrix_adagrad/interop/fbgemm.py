@@ -21,12 +21,14 @@ from matrix_adagrad.interop.migration import (
 )
 from matrix_adagrad.optim import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, RowMomentum
 from matrix_adagrad.optim.state import STEP
+from matrix_adagrad.optim.step.lazy import DECAY, LAST_DECAY, decay_of
 
 try:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
+        GlobalWeightDecayDefinition,
         SplitTableBatchedEmbeddingBagsCodegen,
         WeightDecayMode,
     )
@@ -39,6 +41,8 @@ __all__ = ["from_fbgemm", "to_fbgemm"]
 
 Modules = EmbeddingBags | Sequence[nn.Embedding]
 
+_COUNTS = "there, decay and steps depend on how often a row was in a batch, not on how many steps it has missed"
+_NO_BAGS = "FBGEMM has no kernel for it without pooling; use SUM or MEAN"
 _NO_DECAY = "FBGEMM's CPU kernel for pooled tables of one feature ignores it"
 
 
@@ -54,12 +58,12 @@ class _Peer(NamedTuple):
         return issubclass(self.ours, MatrixMomentum)
 
 
+_ON_GPU = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
 _PEERS = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: _Peer(RowAdaGrad, ("sum",), (EmbeddingLocation.HOST, ComputeDevice.CPU)),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: _Peer(
-        RowMomentum, ("exp_avg", "exp_avg_sq"), (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-    ),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: _Peer(RowMomentum, ("exp_avg", "exp_avg_sq"), _ON_GPU),
 }
+_MODES = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE, WeightDecayMode.DECOUPLE_GLOBAL)
 
 
 def from_fbgemm(
@@ -77,12 +81,14 @@ def from_fbgemm(
     batch, and correct the bias of both averages by the number of all steps. FBGEMM computes it on a GPU only.
 
     With weight decay, where FBGEMM applies it, both decay only the rows in the batch. In the mode L2, its gradient is
-    part of G. Adam's is decoupled in every mode.
+    part of G. Adam's is decoupled in every mode. In the mode DECOUPLE_GLOBAL, AdaGrad's makes up for the steps that a
+    row has missed: ``lazy="exact"``, for which you call `keep_rows_current`. FBGEMM computes it on a GPU only.
 
     Args:
-        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU, and in float16 too. Gradient clipping,
-            ``max_norm``, narrower states and other weight decay modes are refused. So is a weight decay that FBGEMM is
-            given but does not apply.
+        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU, and in float16 too, unless decay is global.
+            Gradient clipping, ``max_norm``, narrower states, other weight decay modes and a lower bound of global decay
+            are refused. So is a weight decay that FBGEMM is given but does not apply, and global decay of rows that
+            never had a gradient, which it spares until they have one.
         feature_names: in FBGEMM's order, which has no names for them. None: the name of the table, with a number if it
             has several features.
 
@@ -111,14 +117,19 @@ def from_fbgemm(
     peer, states = _PEERS[tables.optimizer], tables.split_optimizer_states()
     args, pooling, features = tables.optimizer_args, tables.pooling_mode, tables.feature_table_map
     mode = WeightDecayMode(args.regularization_mode)
-    _check("use_cpu", tables.use_cpu, not peer.has_momentum)
+    is_global = mode == WeightDecayMode.DECOUPLE_GLOBAL
+    _check("use_cpu", tables.use_cpu, not (peer.has_momentum or is_global))
     _check("weights_precision", tables.weights_precision, SparseType.FP32, *[SparseType.FP16] * tables.use_cpu)
     _check("output_dtype", SparseType.from_int(tables.output_dtype), SparseType.FP32)
-    _check("weight_decay_mode", mode, WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
+    if mode in (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP):
+        refuse({"weight_decay_mode": mode.name}, {"weight_decay_mode": _COUNTS}, "matrix-adagrad")
+    _check("weight_decay_mode", mode, *_MODES)
     for number, state in enumerate(states[0], start=1):
         _check(f"optimizer_state_dtypes of momentum{number}", state.dtype, torch.float32)
     advice = {"gradient_clipping": "clip by hand", "max_norm": "FBGEMM's kernel ignores it; set it to 0 there"}
-    if not peer.has_momentum and (mode == WeightDecayMode.NONE or not _decays(pooling, features)):
+    if is_global:
+        _check_global_decay(tables, states)
+    elif not peer.has_momentum and (mode == WeightDecayMode.NONE or not _decays(pooling, features)):
         reason = "FBGEMM ignores it in the mode NONE" if mode == WeightDecayMode.NONE else _NO_DECAY
         advice["weight_decay"] = f"{reason}; tables.update_hyper_parameters({{'weight_decay': 0.0}}) loses nothing"
     refuse(args._asdict(), advice, "matrix-adagrad")
@@ -127,18 +138,20 @@ def from_fbgemm(
     modules = _modules(tables, feature_names)
     weights = list(modules.parameters())
     options: dict[str, Any] = {"betas": (args.beta1, args.beta2)} if peer.has_momentum else {}
+    options |= {"lazy": "exact"} if is_global else {}
     optimizer = peer.ours(
         list(zip(tables.table_names, weights, strict=True)) if tables.table_names else weights,
         tables.get_learning_rate(),
         reduction="mean",
         eps=args.eps,
         weight_decay=args.weight_decay,
-        decoupled_weight_decay=peer.has_momentum or mode == WeightDecayMode.DECOUPLE,
+        decoupled_weight_decay=peer.has_momentum or mode == WeightDecayMode.DECOUPLE or is_global,
         **options,
     )
     found = {
         weight: {STEP: tables.iter.item()}
-        | {key: value.view(len(weight), -1) for key, value in zip(peer.keys, state, strict=True)}
+        | {key: value.view(len(weight), -1) for key, value in zip(peer.keys, state, strict=False)}
+        | (_decays_seen(tables, state[-1], optimizer.param_groups[0]) if is_global else {})
         for weight, state in zip(weights, states, strict=True)
     }
     load_states(optimizer, found, "FBGEMM")
@@ -162,8 +175,9 @@ def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> Spl
             Features that share a table pass the same module, and must be next to each other.
         optimizer: a `RowAdaGrad` or `RowMomentum`, or a `MatrixAdaGrad` or `MatrixMomentum` that scales the tables by
             row. It keeps its other parameters. ``domain``, ``maximize``, ``capturable`` and ``differentiable`` are
-            refused. So is AdaGrad's weight decay where FBGEMM ignores it: for bags of one feature. With momentum,
-            ``nesterov``, ``bias_correction=False``, an L2 penalty, dense gradients, and tables that have taken
+            refused. So is AdaGrad's weight decay where FBGEMM ignores it: for bags of one feature. With
+            ``lazy="exact"``, it becomes global weight decay; all rows catch up first. With momentum, ``nesterov``,
+            ``bias_correction=False``, ``lazy="exact"``, an L2 penalty, dense gradients, and tables that have taken
             different numbers of steps are refused.
 
     Returns:
@@ -196,7 +210,8 @@ def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> Spl
                 f"{found[0].name} has {options} and {other.name} has {other.options}, both by the mean, and FBGEMM has "
                 "one for all tables: carry them over one by one"
             )
-    if options["weight_decay"] != 0 and not (has_momentum or _decays(pooling, features)):
+    is_global = options["weight_decay_mode"] == WeightDecayMode.DECOUPLE_GLOBAL
+    if options["weight_decay"] != 0 and not (has_momentum or is_global or _decays(pooling, features)):
         refuse(options, {"weight_decay": f"{_NO_DECAY}; set it to 0"}, "FBGEMM")
     is_sparse = isinstance(tables, EmbeddingBags) or all(table.sparse for table in tables)
     if (has_momentum or options["weight_decay"] != 0) and not is_sparse:
@@ -210,8 +225,14 @@ def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> Spl
             "carry them over one by one"
         )
 
+    if is_global:
+        if pooling == PoolingMode.NONE:
+            refuse({"lazy": "exact"}, {"lazy": _NO_BAGS}, "FBGEMM")
+        options = {**options, "global_weight_decay": GlobalWeightDecayDefinition(start_iter=0, lower_bound=0.0)}
+        for own in found:
+            optimizer.catch_up(own.weight)
     theirs = SplitTableBatchedEmbeddingBagsCodegen(
-        [(*own.weight.shape, *_PEERS[kind].place) for own in found],
+        [(*own.weight.shape, *(_ON_GPU if is_global else _PEERS[kind].place)) for own in found],
         feature_table_map=features,
         optimizer=kind,
         pooling_mode=pooling,
@@ -219,12 +240,16 @@ def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> Spl
         **options,
     )
     weights, states = theirs.split_embedding_weights(), theirs.split_optimizer_states()
+    iteration = max(*taken, 1) if is_global else max(taken)  # FBGEMM's 0 is a row that never had a gradient
+    if is_global:
+        for state in states:
+            state.pop().fill_(iteration)
     for own, weight, (*averages, statistic) in zip(found, weights, states, strict=True):
         weight.copy_(own.weight.detach())
         statistic.copy_(mean_statistic(own.name, own.weight, own.group, optimizer, "FBGEMM").flatten())
         for average in averages:
             average.copy_(optimizer.state.get(own.weight, {}).get(optimizer.AVERAGE, torch.zeros(())))
-    theirs.set_optimizer_step(max(taken))
+    theirs.set_optimizer_step(iteration)
     return theirs
 
 
@@ -256,11 +281,12 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
         raise ValueError("bias_correction=False cannot be carried over to FBGEMM: its Adam corrects both averages")
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
         raise ValueError(f"geometry={geometry} of {name} cannot be carried over to FBGEMM: it scales by row")
-    dtypes = (torch.float32,) if betas else (torch.float32, torch.float16)
-    if weight.dtype not in dtypes or not (weight.is_cpu or betas) or shape[1] % 4:
+    is_for_gpu = betas or (group["lazy"] == "exact" and group["weight_decay"] != 0)
+    dtypes = (torch.float32,) if is_for_gpu else (torch.float32, torch.float16)
+    if weight.dtype not in dtypes or not (weight.is_cpu or is_for_gpu) or shape[1] % 4:
         raise ValueError(
             f"{name} has shape {shape} and is {weight.dtype} on {weight.device}: tables of FBGEMM are carried over in "
-            "float32, without momentum on the CPU and in float16 too, and 4 must divide their width"
+            "float32, without momentum and global decay on the CPU and in float16 too, and 4 must divide their width"
         )
     if weight.dtype == torch.float16:
         refuse(group, {"stochastic_rounding": "its CPU kernels round to the nearest; set it to False"}, "FBGEMM")
@@ -268,6 +294,13 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
         raise ValueError(f"requires_grad=False of {name} cannot be carried over to FBGEMM: it would train the table")
     (own,) = regroup({**group, "params": [weight], "param_names": None}, "mean")
     mode = WeightDecayMode.DECOUPLE if own["decoupled_weight_decay"] else WeightDecayMode.L2
+    if own["lazy"] == "exact":
+        if betas:
+            raise ValueError(
+                "lazy='exact' cannot be carried over to FBGEMM with momentum: its Adam leaves the averages of rows as "
+                "they are without a gradient; set lazy='touched' in the group"
+            )
+        mode = WeightDecayMode.DECOUPLE_GLOBAL
     if betas and own["weight_decay"] != 0 and mode == WeightDecayMode.L2:
         refuse(own, {"weight_decay": "its Adam has decoupled_weight_decay alone"}, "FBGEMM")
     return {
@@ -286,6 +319,36 @@ def _check(name: str, value: Any, *allowed: Any) -> None:
     if value not in allowed:
         words = " or ".join(map(_word, allowed))
         raise ValueError(f"{name}={_word(value)} cannot be carried over to matrix-adagrad: it must be {words}")
+
+
+def _check_global_decay(tables: SplitTableBatchedEmbeddingBagsCodegen, states: Sequence[Sequence[Tensor]]) -> None:
+    """Raise an error where FBGEMM's global weight decay is not that of dense training."""
+    if tables.pooling_mode == PoolingMode.NONE:
+        refuse({"weight_decay_mode": "DECOUPLE_GLOBAL"}, {"weight_decay_mode": _NO_BAGS}, "matrix-adagrad")
+    _check("lower_bound of global_weight_decay", tables.gwd_lower_bound, 0.0)
+    iteration = int(tables.iter)
+    if tables.gwd_start_iter > iteration:
+        raise ValueError(
+            f"start_iter={tables.gwd_start_iter} of global_weight_decay cannot be carried over to matrix-adagrad after "
+            f"{iteration} steps: migrate after that, or set it to 0 there"
+        )
+    untouched = sum(int((last == 0).sum()) for *_, last in states)
+    if untouched:
+        raise ValueError(
+            f"prev_iter=0 of {untouched} rows cannot be carried over to matrix-adagrad: FBGEMM spares rows from global "
+            "weight decay until they have a gradient; to let them decay from now on, set it to tables.iter in "
+            "tables.split_optimizer_states()"
+        )
+
+
+def _decays_seen(
+    tables: SplitTableBatchedEmbeddingBagsCodegen, prev_iter: Tensor, group: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The decay that each row has seen, and that of all steps: FBGEMM decays by the current rate for all of a gap."""
+    per_step = decay_of(RowAdaGrad.CONFIG.of_group(group))
+    missed = (int(tables.iter) - prev_iter.double().cpu()) * per_step
+    total = float(missed.max()) if missed.numel() else 0.0
+    return {LAST_DECAY: total - missed, DECAY: torch.tensor(total, dtype=torch.float64)}
 
 
 def _decays(pooling: PoolingMode, features: list[int]) -> bool:

@@ -125,6 +125,7 @@ def load() -> ctypes.CDLL:
             number,
             [pointer, number, number, pointer, number, pointer, pointer, number, pointer, number, number],
         ),
+        "catch_up": (number, [ctypes.c_char_p, number, number]),
         "use_at_most": (None, [number]),
         "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),
     }

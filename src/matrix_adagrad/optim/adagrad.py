@@ -37,6 +37,10 @@ class MatrixAdaGrad(MatrixOptimizer):
             With ``decoupled_weight_decay``, the factor of a decay ``x ← (1 - lr * weight_decay) x`` that the statistic
             never sees.
         decoupled_weight_decay: see ``weight_decay``.
+        lazy: what becomes of rows that a sparse gradient does not touch. With ``"touched"``, weight decay and running
+            averages act only on the rows in the batch. With ``"exact"``, counters of 4 bytes per row let the others
+            catch up before they are used, as in dense training (`keep_rows_current`,
+            `MatrixAdaGrad.catch_up`).
         initial_accumulator_value: the initial value of ``state["sum"]``.
         domain: a set that the parameters stay in (`matrix_adagrad.domains`). Each step ends with a projection in the
             metric of that step. With sparse gradients, only the touched rows are projected if the set is separable by

@@ -102,7 +102,8 @@ class BagSteps:
 
 def _is_plain(config: Config) -> bool:
     """Whether a step is one call of the kernels, with nothing before or after."""
-    return config.domain is None and config.fused is not False and not (config.foreach or config.differentiable)
+    is_native = config.fused is not False and not (config.foreach or config.differentiable)
+    return is_native and config.domain is None and config.lazy == "touched"
 
 
 def subgroup(group: dict[str, Any], places: Sequence[int]) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from torch.optim.optimizer import ParamsT
 from matrix_adagrad import native
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry, as_geometry
+from matrix_adagrad.optim.catch_up import LazyOptimizer
+from matrix_adagrad.optim.counters import check_fits_exact
 from matrix_adagrad.optim.keywords import refuse_unknown
-from matrix_adagrad.optim.state import STEP, StatefulOptimizer
+from matrix_adagrad.optim.saved import STEP
 from matrix_adagrad.optim.step.cache import UpdateCache
-from matrix_adagrad.optim.step.config import Config, check_options
+from matrix_adagrad.optim.step.config import Config, check_exact, check_options
 from matrix_adagrad.optim.step.dispatch import GroupPlan, run
 from matrix_adagrad.optim.step.update import Update, is_sharded
 from matrix_adagrad.optim.streams import Streams
@@ -31,7 +33,7 @@ from matrix_adagrad.torch_private import sparse_indices, stored_entries
 __all__ = ["MatrixOptimizer", "divisors_of"]
 
 
-class MatrixOptimizer(StatefulOptimizer):
+class MatrixOptimizer(LazyOptimizer):
     """The base of all optimizers in this package. A subclass defines its options and the state it keeps."""
 
     GEOMETRY: ClassVar[Geometry | None] = None  # if the class has only one
@@ -52,6 +54,7 @@ class MatrixOptimizer(StatefulOptimizer):
 
     def _make_caches(self) -> None:
         """Caches from the last step. They are never saved."""
+        self._places = {}
         self.option_values = operator.itemgetter(*dict.fromkeys(["geometry", *self.CONFIG.OPTIONS]))
         self._streams = Streams(type(self).__name__)
         self._kept: list[UpdateCache] = []  # of each group
@@ -60,7 +63,7 @@ class MatrixOptimizer(StatefulOptimizer):
         super().__setstate__(state)
         if "_streams" not in vars(self):  # a copy is an independent optimizer
             self._make_caches()
-        self._kept = []
+        self._kept, self._places = [], {}
         self._streams.place(param for group in self.param_groups for param in group["params"])
 
     def forget_last_step(self) -> None:
@@ -123,6 +126,8 @@ class MatrixOptimizer(StatefulOptimizer):
             "initial_accumulator_value=0": group.get("initial_accumulator_value"),
             "domain=None": domain is not None and domain.depends_on_metric,
         }
+        if group.get("lazy") == "exact":
+            check_fits_exact(name, param, group)
         for remedy, is_needed in needs_scales.items():
             if is_needed and not geometry.on(param.shape).is_diagonal:
                 raise ValueError(f"{name} has the geometry {geometry!r}, whose metric is not diagonal: leave {remedy}")
@@ -226,6 +231,8 @@ class MatrixOptimizer(StatefulOptimizer):
         self._check_geometry(group)
         if group.get("reduction", "sum") not in ("sum", "mean"):
             check_options(group)
+        if group.get("lazy") == "exact":
+            check_exact(group)
         return self.CONFIG.of_group(group)
 
     def updates_of(self, group: dict[str, Any], config: Config) -> list[Update]:
@@ -242,7 +249,10 @@ class MatrixOptimizer(StatefulOptimizer):
             average = averages[i] if averages else None
             statistic = tuple([next(remaining) for _ in (*measured.statistics, *measured.derived)])
             divisors = divisors_of(measured, param.shape, config)
-            updates.append(Update(param, grads[i], average, statistic, steps[i], geometry, divisors))
+            update = Update(param, grads[i], average, statistic, steps[i], geometry, divisors)
+            if config.lazy == "exact":
+                update.lag = self._lag(param, group, self.state[param])
+            updates.append(update)
         return updates
 
     # torch.compile knows this method by name: it runs it eagerly, and traces what follows.

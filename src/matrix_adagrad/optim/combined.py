@@ -130,6 +130,14 @@ class CombinedOptimizer(Optimizer):
             elif type(part) in _START_AT_ZERO and not any(group.get("dampening") for group in part.param_groups):
                 _init_by_a_step(part)
 
+    def catch_up(self, param: Tensor | None = None, rows: Tensor | None = None) -> None:
+        """With ``lazy="exact"`` in a part: bring rows up to the last step (`MatrixAdaGrad.catch_up`)."""
+        for part in self.optimizers:
+            if hasattr(part, "catch_up") and (
+                param is None or any(param is own for group in part.param_groups for own in group["params"])
+            ):
+                part.catch_up(param, rows)
+
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> StateDict:

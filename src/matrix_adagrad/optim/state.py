@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, StateDict
 
 from matrix_adagrad.geometry import Geometry, wide_dtype
+from matrix_adagrad.optim.counters import COUNTERS, check_counters, counter_keys, new_counter, received_counter
 from matrix_adagrad.optim.keywords import refuse_foreign
 from matrix_adagrad.optim.saved import (
     SHAPE,
@@ -31,7 +32,7 @@ from matrix_adagrad.optim.step.update import empty_like, is_sharded, local
 
 __all__ = ["STEP", "StatefulOptimizer"]
 
-_AS_CONSTRUCTED = ("geometry", "rescale", "domain", "momentum_dtype")  # not restored from a saved state
+_AS_CONSTRUCTED = ("geometry", "rescale", "domain", "momentum_dtype", "lazy")  # not restored from a saved state
 
 
 class StatefulOptimizer(Optimizer):
@@ -102,6 +103,7 @@ class StatefulOptimizer(Optimizer):
                 made[key] = torch.zeros_like(param, dtype=dtypes[key], memory_format=torch.preserve_format)
             for key, statistic in zip(keys, _empty_statistics(param, geometry), strict=True):
                 made[key] = statistic.fill_(group.get("initial_accumulator_value", 0.0))
+            made |= {key: new_counter(key, param, 0) for key in self._counter_keys(param, group)}
             if not state:  # another thread may have been first, and may be looking: it sees all or nothing
                 state.update(made)
         elif tuple([state[key].shape for key in keys if key in state]) != _statistic_shapes(geometry, param.shape):
@@ -121,6 +123,10 @@ class StatefulOptimizer(Optimizer):
                 if state[key].dtype is not dtype:
                     state[key] = state[key].to(dtype)
         return state
+
+    def _counter_keys(self, param: Tensor, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The keys of the counters of rows. Most groups have none."""
+        return counter_keys(self.CONFIG.of_group(group), param) if group.get("lazy") == "exact" else ()
 
     @staticmethod
     def _count(steps: Any, param: Tensor, group: dict[str, Any]) -> Tensor:
@@ -192,6 +198,7 @@ class StatefulOptimizer(Optimizer):
                     shapeless += [name] * (is_ours or max(entries) > 1)  # others' full-size statistics show the shape
                 if index in state:
                     unused = {SHAPE} if self._average_keys(param_groups[-1]) else {SHAPE, self.AVERAGE}
+                    unused |= {*COUNTERS} - {*self._counter_keys(param, param_groups[-1])}
                     values = {key: value for key, value in state[index].items() if key not in unused}
                     state[index] = {key: _AsItIs(self._received(key, values[key], param, group)) for key in values}
         if shapeless:
@@ -208,6 +215,8 @@ class StatefulOptimizer(Optimizer):
         geometry = self._measured(group, param.shape)
         needed = dict(zip(self._statistic_keys(geometry), _statistic_shapes(geometry, param.shape), strict=True))
         needed |= dict.fromkeys(self._average_keys({**group, **saved_group}), tuple(param.shape))
+        counters = {key: value for key, value in (saved or {}).items() if key in COUNTERS}
+        saved = saved and {key: value for key, value in saved.items() if key not in COUNTERS}
         if saved and self.AVERAGE not in needed:
             saved = {key: value for key, value in saved.items() if key != self.AVERAGE}  # an older version's, unused
         if saved and {STEP, *needed, SHAPE} - {*saved, SHAPE} == {self.AVERAGE} and {*saved} <= {STEP, *needed, SHAPE}:
@@ -235,6 +244,8 @@ class StatefulOptimizer(Optimizer):
         if not saved:
             return
         check_count(saved[STEP])
+        merged = {**group, **saved_group, "lazy": group.get("lazy")}
+        check_counters(counters, self._counter_keys(param, merged), param, int(saved[STEP]))
         check_shape(saved.get(SHAPE), tuple(param.shape))
         for key, shape in needed.items():
             value, is_average = saved[key], key == self.AVERAGE
@@ -266,6 +277,8 @@ class StatefulOptimizer(Optimizer):
             return value  # a checkpoint has filled it in place, and there may be no memory for a copy
         if key == STEP:
             return self._count(value, param, group)
+        if key in COUNTERS:
+            return received_counter(key, value, param)
         geometry = self._measured(group, param.shape)
         if key in (keys := self._statistic_keys(geometry)):
             return _filled(_empty_statistics(param, geometry)[keys.index(key)], value)

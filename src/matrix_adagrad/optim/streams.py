@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.lazy import Lag
 from matrix_adagrad.optim.step.update import Update, is_sharded, mixed, rounds_at_random
 from matrix_adagrad.torch_private import default_store
 
@@ -54,7 +55,7 @@ class Streams:
         self._positions.clear()
         self._positions.update({id(param): i for i, param in enumerate(params)})
 
-    def assign(self, updates: Iterable[Update], config: Config) -> None:
+    def assign(self, updates: Iterable[Update | Lag], config: Config) -> None:
         """Give each update that rounds at random its own stream for this step."""
         # A captured graph of another device must draw from torch's own generator.
         rounded = [u for u in updates if _is_rounded(u, config) and (u.param.is_cpu or not config.capturable)]
@@ -77,7 +78,7 @@ class Streams:
         return self._agreed
 
 
-def _is_rounded(update: Update, config: Config) -> bool:
+def _is_rounded(update: Update | Lag, config: Config) -> bool:
     return rounds_at_random(update.param, config) or (config.momentum_dtype is not None and update.average is not None)
 
 

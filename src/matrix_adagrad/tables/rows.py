@@ -271,10 +271,10 @@ def table_of(module: nn.Module, optimizer: Optimizer | None, name: str) -> Table
         )
     if is_lazy(param) or not param.dim() or not are_plain((param,)):
         raise ValueError(f"{name} must be a plain parameter with rows, got {type(param).__name__} {param!r:.40}")
-    holder = module.get_submodule(name.rpartition(".")[0])
-    holder_of: Any = getattr(module, "table_holder", None)
-    if holder_of is not None:
-        holder = holder_of(name)
+    path, _, own_name = name.rpartition(".")
+    holder: Any = module.get_submodule(path)
+    if hasattr(holder, "table_holder"):
+        holder = holder.table_holder(own_name)
     if optimizer is None:
         return Table(name, param, holder, None, {})
     for owner in optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,):

@@ -32,6 +32,7 @@ __all__ = [
     "MomentumConfig",
     "Reduction",
     "SteepestConfig",
+    "check_exact",
     "check_options",
     "check_values",
     "takes",
@@ -85,7 +86,7 @@ RATE = Allowed(
 )
 _CHOICE, _REDUCTION = one_of(True, False, None), one_of("sum", "mean")
 _BETAS = numbers("two numbers, each at least 0 and less than 1", 2, lambda betas: all(0 <= beta < 1 for beta in betas))
-_SCALE = one_of("rms", None)
+_SCALE, _LAZY = one_of("rms", None), one_of("touched", "exact")
 _MOMENTUM_DTYPE = one_of(None, torch.bfloat16)
 _DECAY_RATE = Allowed("a number, at least 0 and less than 1", is_number, lambda value: 0 <= value < 1)
 _PARTITION = Allowed("a partition, such as Row(), or None", lambda value: value is None or isinstance(value, Partition))
@@ -120,6 +121,7 @@ class Config:
     eps: float = _option(1e-10, NOT_NEGATIVE, in_kernels=True)
     weight_decay: float = _option(0, NOT_NEGATIVE, in_kernels=True)
     decoupled_weight_decay: bool = _option(False, FLAG, in_kernels=True)
+    lazy: Literal["touched", "exact"] = _option("touched", _LAZY)
     domain: Domain | None = _option(None, _DOMAIN)
     project_start: bool = _option(False, FLAG)
     stochastic_rounding: bool = _option(False, FLAG)
@@ -153,7 +155,17 @@ class Config:
     @property
     def kept(self) -> tuple[Any, ...]:
         """What determines the state that a step expects, and how it is described to a backend."""
-        return self.reduction, self.keeps_average, self.momentum_dtype
+        return self.reduction, self.keeps_average, self.momentum_dtype, self.keeps_last_steps, self.keeps_decays
+
+    @property
+    def keeps_last_steps(self) -> bool:
+        """Whether each row has a counter for what a step without gradient does to averages."""
+        return self.lazy == "exact" and self.betas is not None
+
+    @property
+    def keeps_decays(self) -> bool:
+        """Whether each row has a counter for what a step without gradient does to the row."""
+        return self.lazy == "exact" and self.decoupled_weight_decay
 
     @property
     def is_random(self) -> bool:
@@ -251,6 +263,7 @@ class SteepestConfig(Config, _AnyGeometry):
     rescale_beta: float = _option(0.95, _DECAY_RATE)
     reduction: Reduction = _fixed("mean")
     eps: float = _fixed(1e-8)
+    lazy: Literal["touched", "exact"] = _fixed("touched")
     domain: None = _fixed(None)
     project_start: bool = _fixed(False)
     foreach: bool | None = _fixed(None)
@@ -330,11 +343,25 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ValueError("fused=True and foreach=True name two backends: choose one")
     if options["differentiable"] and options["domain"] is not None:
         raise ValueError(f"domain={options['domain']!r} cannot be differentiated through: leave one of the two out")
+    if options.get("lazy") == "exact":
+        check_exact(options)
     for other in ("foreach", "fused", "stochastic_rounding", "momentum_dtype"):
         if options["differentiable"] and options.get(other):
             raise ValueError(
                 f"{other}={options[other]} cannot be differentiated through: leave it out, or differentiable=False"
             )
+
+
+def check_exact(options: Mapping[str, Any]) -> None:
+    """Check that what a dense step does to rows without gradient can be caught up later."""
+    if options["weight_decay"] != 0 and not options["decoupled_weight_decay"]:
+        raise ValueError(
+            f"lazy='exact' cannot catch up weight_decay={options['weight_decay']!r}: it is part of the gradient, and "
+            "moves a row in every step by another amount; use decoupled_weight_decay=True, or lazy='touched'"
+        )
+    for other in ("capturable", "differentiable"):
+        if options[other]:
+            raise ValueError(f"lazy='exact' reads counters back, which {other}=True rules out: leave one of the two")
 
 
 # ------------------------------------------------------------------------------------------------------ the signature

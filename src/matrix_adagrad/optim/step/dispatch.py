@@ -8,15 +8,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+from torch import Tensor
+
 from matrix_adagrad.optim.step.backend import Backend, PartedBackend, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
+from matrix_adagrad.optim.step.lazy import Lag, decay_of
 from matrix_adagrad.optim.step.native import Native
 from matrix_adagrad.optim.step.project import project
 from matrix_adagrad.optim.step.reference import Reference
 from matrix_adagrad.optim.step.reference_steepest import Steepest
 from matrix_adagrad.optim.step.sparse import Sparse
 from matrix_adagrad.optim.step.update import Update, is_sharded, local
+from matrix_adagrad.torch_private import sparse_indices
 
 if TYPE_CHECKING:
     from matrix_adagrad.optim.sharding import SplitUpdate
@@ -37,6 +42,7 @@ class GroupPlan:
         self.pieces: defaultdict[PartedBackend, list[Update]] = defaultdict(list)  # of split updates
         self.gathered: defaultdict[Backend, list[Update]] = defaultdict(list)  # that need whole matrices
         self.afterwards: list[Callable[[], None]] = []
+        self.lags = [_lag_of(update, config) for update in updates if update.lag is not None]
         if self._backends[0] is NATIVE:
             ready, updates = NATIVE.reuse(updates)
             if ready:
@@ -108,6 +114,9 @@ class GroupPlan:
 def run(plans: Sequence[GroupPlan]) -> None:
     """Take the step of all groups. Other work overlaps with the all-reduces over ranks."""
     for plan in plans:
+        for lag, rows in plan.lags:
+            lag.catch_up(plan.config, rows)
+    for plan in plans:
         for backend, pieces in plan.pieces.items():
             for piece, measured in zip(pieces, backend.read(pieces, plan.config), strict=True):
                 piece.sums = measured
@@ -136,6 +145,20 @@ def run(plans: Sequence[GroupPlan]) -> None:
             backend.move(pieces, plan.config)
         for finish in plan.afterwards:
             finish()
+        for lag, rows in plan.lags:
+            lag.finish_step(plan.config, rows)
+
+
+def _lag_of(update: Update, config: Config) -> tuple[Lag, Tensor | None]:
+    """The counters of a parameter's rows, and the rows that take this step; None: all."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError("lazy='exact' reads counters back, which torch.compile cannot trace: use lazy='touched'")
+    if config.keeps_decays:
+        decay_of(config)  # refuses one that cannot be caught up
+    lag: Lag = update.lag
+    lag.stream = update.stream
+    is_by_row = update.grad.is_sparse and SPARSE.takes_rows(update)
+    return lag, sparse_indices(update.grad)[0] if is_by_row else None
 
 
 def _backends(config: Config) -> tuple[Backend, ...]:

@@ -26,6 +26,7 @@ __all__ = [
     "join_average",
     "local",
     "mixed",
+    "rounded",
     "rounds_at_random",
     "signed",
     "store",
@@ -56,6 +57,7 @@ class Update:
     sums: tuple[Tensor, ...] = ()  # laid out as the statistics: what is measured here of blocks on several ranks
     rows: Tensor | None = None  # that a sparse gradient touches, sorted: for projections, after the step
     scale: Tensor | None = None  # that the step divided by, of these rows or of all: for projections, where it is known
+    lag: Any = None  # with lazy="exact": the `Lag` of its rows
     prepared: Any = None  # by a backend, for as long as the layout stays
 
     def written(self) -> list[Tensor]:
@@ -148,14 +150,14 @@ def join_average(average: Tensor, g: Tensor, config: Config, stream: int) -> Ten
     if average.dtype == g.dtype:
         return average.lerp_(g, 1 - config.betas[0])
     joined = average.to(g.dtype).lerp_(g, 1 - config.betas[0])
-    average.copy_(_rounded(joined, stream and stream ^ _STREAM_OF_AVERAGE, torch.bfloat16))
+    average.copy_(rounded(joined, stream and stream ^ _STREAM_OF_AVERAGE, torch.bfloat16))
     return average.to(g.dtype)
 
 
 def store(param: Tensor, x: Tensor, config: Config, stream: int) -> None:
     """Write ``x`` into a parameter. Where the parameter is narrower than the arithmetic, this is the only rounding."""
     if rounds_at_random(param, config):
-        x = _rounded(x, stream, param.dtype)
+        x = rounded(x, stream, param.dtype)
     param.copy_(x)
 
 
@@ -181,7 +183,8 @@ def mixed(*numbers: int) -> int:
 _STREAM_OF_AVERAGE = 0x2545F4914F6CDD1D  # a parameter and its average draw different numbers
 
 
-def _rounded(x: Tensor, stream: int, dtype: torch.dtype) -> Tensor:
+def rounded(x: Tensor, stream: int, dtype: torch.dtype) -> Tensor:
+    """Round ``x`` stochastically to a narrow dtype, by a stream of its own if there is one."""
     seeded = torch.Generator(x.device).manual_seed(stream) if stream else None
     return round_stochastically(x.float(), seeded, dtype)
 
