@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from matrix_adagrad import EmbeddingBags, RowAdaGrad, RowMomentum, Table
+from matrix_adagrad import EmbeddingBags, RowAdaGrad, RowMomentum, Table, evict, resize_table
 from matrix_adagrad.interop.adagrad import from_adagrad
 
 ROWS, BATCH, BAG = {"user": 30, "item": 20}, 6, 4
@@ -106,6 +106,20 @@ def test_a_run_of_torchs_adagrad_goes_on_with_one_module():
     bags = EmbeddingBags.from_modules(moved)
     train(bags, from_adagrad(theirs, "entry"), steps[3:])
     assert_same_tables(bags.to_modules(), kept)
+
+
+def test_tables_that_have_grown_and_lost_rows_are_modules_as_they_are_now():
+    bags = EmbeddingBags({"user": Table(30, 8), "item": Table(20, 4, mode="mean", padding_idx=3)})
+    optimizer = RowAdaGrad(bags.parameters(), lr=0.1)
+    train(bags, optimizer, batches(2))
+    resize_table(bags, optimizer, 40, name="tables.user")
+    evict(bags, optimizer, torch.arange(1, 20), name="tables.item")
+    found = bags.to_modules()
+    assert [tuple(module.weight.shape) for module in found.values()] == [(40, 8), (19, 4)]
+    assert found["item"].padding_idx == 2
+    again = EmbeddingBags.from_modules(found)
+    index = {"user": torch.tensor([[39, 2]]), "item": torch.tensor([[2, 18]])}
+    assert torch.equal(again(index), bags(index))
 
 
 def test_several_features_read_one_table():
