@@ -12,7 +12,18 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding_bag
 
-from matrix_adagrad import ColumnAdaGrad, Factored, MatrixMomentum, RowAdaGrad, RowMomentum, keep_rows_current
+from matrix_adagrad import (
+    ColumnAdaGrad,
+    CombinedOptimizer,
+    EmbeddingBags,
+    Factored,
+    MatrixMomentum,
+    RowAdaGrad,
+    RowMomentum,
+    Table,
+    keep_rows_current,
+    step_in_backward,
+)
 from matrix_adagrad.domains import RowBalls
 from tests.interop.runs import assert_same_parameters, options_of, parameters
 
@@ -101,11 +112,18 @@ def global_decay_there(tables, index, upstream):
         last[rows] = float(t)
 
 
-def step_here(modules, optimizer, index, upstream, pooled):
+def read_by(bags):
+    return bags.features_by_table.items()
+
+
+def tables_of(modules):
+    return list(modules.tables.values()) if isinstance(modules, EmbeddingBags) else [own.weight for own in modules]
+
+
+def step_here(modules, optimizer, index, upstream):
     optimizer.zero_grad()
-    if pooled:
-        offsets = torch.arange(0, BATCH * BAG + 1, BAG)
-        out = torch.cat([module(own.flatten(), offsets) for module, own in zip(modules, index, strict=True)], 1)
+    if isinstance(modules, EmbeddingBags):
+        out = modules(index.flatten(), torch.arange(0, index.numel() + 1, BAG))  # as there
     else:
         out = torch.cat([module(own.flatten()) for module, own in zip(modules, index, strict=True)])
     (out * upstream).sum().backward()
@@ -158,9 +176,8 @@ RUNS = [
 
 @pytest.mark.parametrize(("features", "pooling", "widths", "options"), RUNS, ids=str)
 def test_fbgemms_run_goes_on_here_and_there_again(features, pooling, widths, options, fbgemm):
-    pooled = pooling != "NONE"
     unbroken, tables = (make_tables(fbgemm, features, pooling, widths, **options) for _ in range(2))
-    batches, modules, optimizer = Batches(features, widths, pooled), None, None
+    batches, modules, optimizer = Batches(features, widths, pooling != "NONE"), None, None
     for step in range(12):
         index, upstream = batches.next()
         step_there(unbroken, index, upstream)
@@ -169,7 +186,7 @@ def test_fbgemms_run_goes_on_here_and_there_again(features, pooling, widths, opt
         if step in (0, 8):
             tables = fbgemm.to_fbgemm(modules, optimizer)
         if 4 <= step < 8:
-            step_here(modules, optimizer, index, upstream, pooled)
+            step_here(modules, optimizer, index, upstream)
         else:
             step_there(tables, index, upstream)
     assert_same_parameters(tables.split_embedding_weights(), unbroken.split_embedding_weights())
@@ -182,7 +199,10 @@ def test_fbgemms_run_goes_on_here_and_there_again(features, pooling, widths, opt
         for average, other in zip(averages, others, strict=True):
             torch.testing.assert_close(average / size, other / size, rtol=0, atol=1e-6)
     assert tables.iter.item() == unbroken.iter.item() == 12
-    assert len({id(module) for module in modules}) == max(features) + 1
+    if isinstance(modules, EmbeddingBags):
+        assert [list(modules.tables).index(name) for name, own in read_by(modules) for _ in own] == features
+    else:
+        assert len({id(module) for module in modules}) == max(features) + 1
 
 
 @pytest.mark.parametrize(("features", "pooling", "widths", "options"), RUNS, ids=str)
@@ -200,15 +220,15 @@ def test_fbgemms_tables_there_and_back_are_the_same_bit_for_bit(features, poolin
     assert (back.feature_table_map, back.pooling_mode) == (features, tables.pooling_mode)
     for returned, original in zip(back.split_embedding_weights(), tables.split_embedding_weights(), strict=True):
         assert torch.equal(returned, original)
-    taken = {module.weight.data_ptr() for module in modules}
+    taken = {weight.data_ptr() for weight in tables_of(modules)}
     assert taken.isdisjoint(weight.data_ptr() for weight in tables.split_embedding_weights()), "weights are copies"
     for returned, original in zip(back.split_optimizer_states(), tables.split_optimizer_states(), strict=True):
         assert torch.equal(returned[-1], original[-1])
         assert returned[-1].count_nonzero()
         assert torch.equal(returned[0], original[0] if options.get("beta1") != 0 else torch.zeros_like(original[0]))
-    for returned, original in zip(modules, again, strict=True):
-        assert torch.equal(returned.weight, original.weight)
-        state, expected = optimizer.state[returned.weight], other.state[original.weight]
+    for returned, original in zip(tables_of(modules), tables_of(again), strict=True):
+        assert torch.equal(returned, original)
+        state, expected = optimizer.state[returned], other.state[original]
         assert set(state) == set(expected)
         assert all(torch.equal(state[key], expected[key]) for key in state)
         assert state["step"] == 3
@@ -220,26 +240,24 @@ def test_fbgemms_tables_there_and_back_are_the_same_bit_for_bit(features, poolin
 @pytest.mark.parametrize("make", [partial(RowAdaGrad, initial_accumulator_value=0.5), RowMomentum, MatrixMomentum])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_a_run_from_here_goes_on_at_fbgemm_with_a_new_learning_rate(reduction, make, fbgemm):
-    modules = [
-        nn.EmbeddingBag(*w.shape, _weight=w.detach(), mode="sum", sparse=True, include_last_offset=True)
-        for w in parameters([(30, 8), (20, 8)])
-    ]
+    bags = EmbeddingBags({"user": (30, 8), "item": (20, 8)})
     dense = nn.Linear(3, 2)  # stays with its optimizer
-    groups = [{"params": [modules[0].weight]}, {"params": [modules[1].weight]}, {"params": dense.parameters(), "lr": 1}]
+    user, item = bags.tables.values()
+    groups = [{"params": [user]}, {"params": [item]}, {"params": dense.parameters(), "lr": 1}]
     optimizer = make(groups, torch.tensor(0.2), reduction=reduction, eps=1e-3)
     batches = Batches([0, 1], (8, 8))
     for step in range(8):
         index, upstream = batches.next()
         if step == 4:
-            tables = fbgemm.to_fbgemm(modules, optimizer)
+            tables = fbgemm.to_fbgemm(bags, optimizer)
         if step == 6:
             tables.set_learning_rate(0.05 / 8**0.5 if reduction == "sum" else 0.05)
             for group in optimizer.param_groups:
                 group["lr"] = 0.05
         if step >= 4:
             step_there(tables, index, upstream)
-        step_here(modules, optimizer, index, upstream, True)
-    assert_same_parameters(tables.split_embedding_weights(), [module.weight.detach() for module in modules])
+        step_here(bags, optimizer, index, upstream)
+    assert_same_parameters(tables.split_embedding_weights(), [user.detach(), item.detach()])
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
@@ -264,7 +282,8 @@ def test_fbgemm_ignores_weight_decay_of_pooled_tables_of_one_feature_and_it_is_r
         ({"gradient_clipping": True}, "gradient_clipping=True .* clip by hand"),
         ({"max_norm": 0.5}, "max_norm=0.5 .* ignores it"),
         ({"optimizer": "EXACT_SGD"}, "optimizer=EXACT_SGD .* must be EXACT_ROWWISE_ADAGRAD"),
-        ({"weights_precision": "FP16"}, "weights_precision=FP16 .* must be FP32"),
+        ({"weights_precision": "INT8"}, "weights_precision=INT8 .* must be FP32 or FP16"),
+        ({**ADAM, "weights_precision": "FP16"}, "weights_precision=FP16 .* must be FP32"),
         ({"output_dtype": "FP16"}, "output_dtype=FP16 .* must be FP32"),
         ({**ADAM, "gradient_clipping": True}, "gradient_clipping=True .* clip by hand"),
         ({**ADAM, "optimizer_state_dtypes": {"momentum2": "BF16"}}, "momentum2=torch.bfloat16 .* torch.float32"),
@@ -288,14 +307,17 @@ def test_what_fbgemm_has_and_rows_have_not_is_refused(options, words, fbgemm):
 
 
 def bags(*widths, **options):
-    return [nn.EmbeddingBag(8, width, **{"mode": "sum", "sparse": True, **options}) for width in widths]
+    return EmbeddingBags({f"t{number}": Table(8, width, **options) for number, width in enumerate(widths)})
+
+
+MIXED = EmbeddingBags({"a": (8, 4), "b": Table(8, 4, mode="mean")})
 
 
 @pytest.mark.parametrize(
     ("modules", "make", "words"),
     [
         (bags(4), lambda w: RowAdaGrad(w, maximize=True), "maximize=True .* negate the loss"),
-        (bags(4), ColumnAdaGrad, "geometry=column of table 0"),
+        (bags(4), ColumnAdaGrad, "geometry=column of t0"),
         (bags(4), lambda w: RowAdaGrad(w, domain=RowBalls(100.0)), "domain=.* it never projects"),
         (bags(4), lambda w: RowAdaGrad(w, weight_decay=0.1), "weight_decay=0.1 .* ignores it"),
         ([nn.Embedding(8, 4)], lambda w: RowAdaGrad(w, weight_decay=0.1), "sparse=False .* dense gradients move all"),
@@ -304,29 +326,34 @@ def bags(*widths, **options):
         (bags(4), lambda w: RowMomentum(w, bias_correction=False), "bias_correction=False .* corrects both averages"),
         (bags(4), lambda w: RowMomentum(w, weight_decay=0.1), "weight_decay=0.1 .* decoupled_weight_decay alone"),
         (bags(4), lambda w: RowMomentum(w, eps=0), "eps=0 .* 0/0 is NaN there"),
-        (bags(4), lambda w: MatrixMomentum(w, geometry="entry"), "geometry=entry of table 0"),
+        (bags(4), lambda w: MatrixMomentum(w, geometry="entry"), "geometry=entry of t0"),
         (bags(4), lambda w: RowAdaGrad(w, eps=0), "eps=0 .* 0/0 is NaN there"),
         (bags(6), RowAdaGrad, "4 must divide their width"),
         (bags(4, dtype=torch.float64), RowAdaGrad, "torch.float64 on cpu"),
-        (bags(4, 8), RowAdaGrad, "table 0 has .*'learning_rate': 0.005.* and table 1 has .* one for all tables"),
-        (bags(4, mode="max"), RowAdaGrad, r"tables pool by \['max'\]"),
-        (bags(4) + bags(4, mode="mean"), RowAdaGrad, r"tables pool by \['mean', 'sum'\]"),
-        (bags(4, padding_idx=0), RowAdaGrad, "padding_idx=0 of table 0"),
-        (bags(4, max_norm=1.0), RowAdaGrad, "max_norm=1.0 of table 0"),
+        (bags(4, dtype=torch.float16), RowMomentum, "torch.float16 on cpu"),
+        (
+            bags(4, dtype=torch.float16),
+            lambda w: RowAdaGrad(w, stochastic_rounding=True),
+            "stochastic_rounding=True .* round to the nearest",
+        ),
+        (bags(4, 8), RowAdaGrad, "t0 has .*'learning_rate': 0.005.* and t1 has .* one for all tables"),
+        (MIXED, RowAdaGrad, "the tables pool by {'a': 'sum', 'b': 'mean'}, and FBGEMM has one mode for all"),
+        (bags(4, padding_idx=0), RowAdaGrad, "padding_idx=0 of table 't0'"),
+        ([nn.Embedding(8, 4, max_norm=1.0)], RowAdaGrad, "max_norm=1.0 of table 0"),
         (
             bags(4),
             lambda _: RowAdaGrad(parameters([(8, 4)])),
-            r"table 0, of shape \(8, 4\), is not among the optimizer's",
+            r"table 't0', of shape \(8, 4\), is not among the optimizer's",
         ),
     ],
 )
 def test_what_rows_have_and_fbgemm_has_not_is_refused(modules, make, words, fbgemm):
     with pytest.raises(ValueError, match=words):
-        fbgemm.to_fbgemm(modules, make([module.weight for module in modules]))
+        fbgemm.to_fbgemm(modules, make(tables_of(modules)))
 
 
 def test_features_of_one_table_that_are_apart_frozen_tables_and_other_types_are_refused(fbgemm):
-    first, second = bags(4, 4)
+    first, second = nn.Embedding(8, 4), nn.Embedding(8, 4)
     optimizer = RowAdaGrad([first.weight, second.weight])
     with pytest.raises(ValueError, match=r"tables \[0, 1, 0\]: FBGEMM needs those of one table next to each other"):
         fbgemm.to_fbgemm([first, second, first], optimizer)
@@ -336,19 +363,107 @@ def test_features_of_one_table_that_are_apart_frozen_tables_and_other_types_are_
     with pytest.raises(TypeError, match=r"Factored\(.* does not partition"):
         fbgemm.to_fbgemm([first], MatrixMomentum([first.weight], geometry=Factored()))
     with pytest.raises(
-        TypeError, match="tables must be an instance of SplitTableBatchedEmbeddingBagsCodegen, got EmbeddingBag"
+        TypeError, match="tables must be an instance of SplitTableBatchedEmbeddingBagsCodegen, got Embedding"
     ):
         fbgemm.from_fbgemm(first)
+    for given in ([], [nn.EmbeddingBag(8, 4)], nn.Embedding(8, 4)):
+        with pytest.raises(TypeError, match="must be an EmbeddingBags, which EmbeddingBags.from_modules makes"):
+            fbgemm.to_fbgemm(given, optimizer)
 
 
 def test_tables_with_momentum_that_took_different_numbers_of_steps_are_refused(fbgemm):
-    first, second = bags(4, 4)
-    optimizer = RowMomentum([first.weight, second.weight], reduction="mean")
-    first(torch.tensor([[1, 2]])).sum().backward()
+    both = bags(4, 4)
+    optimizer, modules = RowMomentum(both.parameters(), reduction="mean"), both.to_modules()
+    modules["t0"](torch.tensor([[1, 2]])).sum().backward()
     optimizer.step()
     with pytest.raises(ValueError, match=r"taken \[1, 0\] steps, .* one number"):
-        fbgemm.to_fbgemm([first, second], optimizer)
-    assert fbgemm.to_fbgemm([first], optimizer).iter.item() == 1
+        fbgemm.to_fbgemm(both, optimizer)
+    for name, taken in (("t0", 1), ("t1", 0)):
+        assert fbgemm.to_fbgemm(EmbeddingBags.from_modules({name: modules[name]}), optimizer).iter.item() == taken
+
+
+def test_tables_and_features_have_fbgemms_names_and_those_that_are_given(fbgemm):
+    features, widths = [0, 0, 1], (8, 4)
+    tables = make_tables(fbgemm, features, "SUM", widths)
+    bags, _ = fbgemm.from_fbgemm(tables)
+    assert bags.features_by_table == {"table_0": ("table_0_0", "table_0_1"), "table_1": ("table_1",)}
+    tables = make_tables(fbgemm, features, "SUM", widths, table_names=["item", "user"])
+    bags, _ = fbgemm.from_fbgemm(tables, ["seen", "bought", "user"])
+    assert bags.features_by_table == {"item": ("seen", "bought"), "user": ("user",)}
+    index, _ = Batches(features, widths).next()
+    by_name = bags(dict(zip(bags.features, index, strict=True)))
+    offsets = torch.arange(0, index.numel() + 1, BAG)
+    torch.testing.assert_close(by_name, tables(index.flatten(), offsets))
+    with pytest.raises(ValueError, match=r"feature_names must have the 3 features' names, got \['seen'\]"):
+        fbgemm.from_fbgemm(tables, ["seen"])
+    with pytest.raises(ValueError, match=r"table_names=\['item', 'item'\] has a name twice: shards of one table"):
+        fbgemm.from_fbgemm(make_tables(fbgemm, features, "SUM", widths, table_names=["item", "item"]))
+
+
+def test_tables_of_several_modules_of_fbgemm_are_one_module_here(fbgemm):
+    """FBGEMM has one mode and one learning rate per module, so TorchRec makes several."""
+    runs = [("SUM", {"table_names": ["a", "b"]}), ("MEAN", {"table_names": ["c", "d"], "learning_rate": 0.3})]
+    kept, moved = ([make_tables(fbgemm, [0, 1], mode, (8, 4), **own) for mode, own in runs] for _ in range(2))
+    (sums, first), (means, second) = map(fbgemm.from_fbgemm, moved)
+    bags = EmbeddingBags.from_modules({**sums.to_modules(), **means.to_modules()})
+    optimizer = CombinedOptimizer([first, second])
+    batches = Batches([0, 1, 0, 1], (8, 4))
+    for _ in range(4):
+        index, upstream = batches.next()
+        for tables, places, columns in zip(
+            kept, (slice(0, 2), slice(2, 4)), (slice(0, 12), slice(12, 24)), strict=True
+        ):
+            step_there(tables, index[places], upstream[:, columns])
+        step_here(bags, optimizer, index, upstream)
+    modules = bags.to_modules()
+    back = [
+        fbgemm.to_fbgemm(EmbeddingBags.from_modules({name: modules[name] for name in names}), optimizer.optimizers[i])
+        for i, names in enumerate(("ab", "cd"))
+    ]
+    for tables, expected in zip(back, kept, strict=True):
+        assert_same_parameters(tables.split_embedding_weights(), expected.split_embedding_weights())
+        assert (tables.pooling_mode, tables.table_names) == (expected.pooling_mode, expected.table_names)
+        assert tables.get_learning_rate() == expected.get_learning_rate()
+
+
+def test_tables_in_float16_are_exchanged_exactly_and_go_on_up_to_their_rounding(fbgemm):
+    features, widths = [0, 1, 1], (8, 4)
+    tables = make_tables(fbgemm, features, "SUM", widths, weights_precision=fbgemm.SparseType.FP16)
+    bags, optimizer = fbgemm.from_fbgemm(tables)
+    back = fbgemm.to_fbgemm(bags, optimizer)
+    for own, expected in zip(back.split_embedding_weights(), tables.split_embedding_weights(), strict=True):
+        assert own.dtype is torch.float16
+        assert torch.equal(own, expected)
+    batches = Batches(features, widths)
+    for _ in range(4):
+        batch = batches.next()
+        step_there(back, *batch)
+        step_there(tables, *batch)
+        step_here(bags, optimizer, *batch)
+    for own, again, expected in zip(
+        bags.tables.values(), back.split_embedding_weights(), tables.split_embedding_weights(), strict=True
+    ):
+        assert torch.equal(again, expected)
+        torch.testing.assert_close(own.detach(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_weights_of_samples_are_the_same_there_and_here(in_backward, fbgemm):
+    features, widths = [0, 0, 1, 2], (8, 4, 16)
+    kept = make_tables(fbgemm, features, "SUM", widths)
+    bags, optimizer = fbgemm.from_fbgemm(kept)
+    if in_backward:  # as there
+        step_in_backward(optimizer)
+    batches, random = Batches(features, widths), torch.Generator().manual_seed(1)
+    for _ in range(4):
+        index, upstream = batches.next()
+        batch = index.flatten(), torch.arange(0, index.numel() + 1, BAG), torch.rand(index.numel(), generator=random)
+        for tables in (kept, bags):
+            (tables(*batch) * upstream).sum().backward()
+        if not in_backward:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_parameters(kept.split_embedding_weights(), [table.detach() for table in bags.tables.values()])
 
 
 def test_tables_with_momentum_are_saved_and_loaded_by_fbgemm_itself(fbgemm):
@@ -406,13 +521,13 @@ def test_global_weight_decay_moves_here_and_back(fbgemm):
         step_there(unbroken, index, upstream)
     for index, upstream in drawn[:3]:
         step_there(tables, index, upstream)
-    modules, optimizer = fbgemm.from_fbgemm(tables)
+    bags, optimizer = fbgemm.from_fbgemm(tables)
     assert optimizer.param_groups[0]["lazy"] == "exact"
-    handles = [keep_rows_current(module, optimizer) for module in modules]
+    handle = keep_rows_current(bags, optimizer)
     for index, upstream in drawn[3:6]:
-        step_here(modules, optimizer, index, upstream, pooled=True)
-    assert handles
-    back = fbgemm.to_fbgemm(modules, optimizer)
+        step_here(bags, optimizer, index, upstream)
+    handle.remove()
+    back = fbgemm.to_fbgemm(bags, optimizer)
     for index, upstream in drawn[6:]:
         step_there(back, index, upstream)
     assert back.iter == unbroken.iter
@@ -430,11 +545,11 @@ def test_global_weight_decay_that_means_something_else_is_refused(fbgemm):
     tables, _ = with_global_decay(fbgemm, lower_bound=0.1)
     with pytest.raises(ValueError, match=r"lower_bound of global_weight_decay=0\.1 cannot be carried over"):
         fbgemm.from_fbgemm(tables)
-    bag, table = nn.EmbeddingBag(30, 4, mode="sum", sparse=True), nn.Embedding(30, 4, sparse=True)
+    bag, table = bags(4), nn.Embedding(30, 4, sparse=True)
     decay = {"weight_decay": 0.1, "decoupled_weight_decay": True, "lazy": "exact"}
     with pytest.raises(ValueError, match="lazy='exact' cannot be carried over to FBGEMM: .* without pooling"):
         fbgemm.to_fbgemm([table], RowAdaGrad(table.parameters(), **decay))
-    assert fbgemm.to_fbgemm([bag], RowAdaGrad(bag.parameters(), **decay)).split_optimizer_states()[0][1].eq(1).all()
+    assert fbgemm.to_fbgemm(bag, RowAdaGrad(bag.parameters(), **decay)).split_optimizer_states()[0][1].eq(1).all()
     tables, _ = with_global_decay(fbgemm, start_iter=10)
     with pytest.raises(
         ValueError, match="start_iter=10 of global_weight_decay cannot be carried over .* after 0 steps"
@@ -443,10 +558,10 @@ def test_global_weight_decay_that_means_something_else_is_refused(fbgemm):
 
 
 def test_exact_averages_are_refused_and_an_exact_run_without_decay_is_an_ordinary_one(fbgemm):
-    bag = nn.EmbeddingBag(30, 4, mode="sum", sparse=True)
+    bag = bags(4)
     with pytest.raises(ValueError, match="lazy='exact' cannot be carried over to FBGEMM with momentum"):
-        fbgemm.to_fbgemm([bag], RowMomentum(bag.parameters(), lazy="exact"))
-    tables = fbgemm.to_fbgemm([bag], RowAdaGrad(bag.parameters(), lazy="exact"))
+        fbgemm.to_fbgemm(bag, RowMomentum(bag.parameters(), lazy="exact"))
+    tables = fbgemm.to_fbgemm(bag, RowAdaGrad(bag.parameters(), lazy="exact"))
     assert tables.use_cpu
     assert tables.optimizer_args.regularization_mode == fbgemm.WeightDecayMode.NONE.value
 

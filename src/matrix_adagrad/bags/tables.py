@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,87 @@ class EmbeddingBags(nn.Module):
         self._lookup = Lookup(self._features)
         self.reset_parameters()
 
+    @classmethod
+    def from_modules(
+        cls,
+        modules: Mapping[str, nn.EmbeddingBag] | nn.ModuleDict,
+        features: Mapping[str, Sequence[str]] | None = None,
+    ) -> EmbeddingBags:
+        """The tables of PyTorch's modules, as one module. The parameters are the same objects: optimizers go on.
+
+        Gradients are sparse from now on, whatever the modules had.
+
+        Args:
+            modules: by the name of the table, with ``mode="sum"`` or ``"mean"``, without ``max_norm`` and
+                ``scale_grad_by_freq``.
+            features: the names of the features of a table, for those that do not have one with the table's name.
+
+        Example:
+            >>> import torch
+            >>> from matrix_adagrad import EmbeddingBags, RowAdaGrad
+            >>> user, item = torch.nn.EmbeddingBag(1000, 8, mode="sum"), torch.nn.EmbeddingBag(5000, 4)
+            >>> optimizer = RowAdaGrad([user.weight, item.weight], lr=0.1)
+            >>> bags = EmbeddingBags.from_modules({"user": user, "item": item}, {"item": ["seen", "bought"]})
+            >>> bags
+            EmbeddingBags(
+              user, seen → item, bought → item
+              (tables): Tables()
+            )
+            >>> bags({"user": [[7]], "seen": [[1, 2]], "bought": [[2]]}).sum().backward()
+            >>> optimizer.step()
+
+            A state dict of separate modules is loaded by name:
+
+            >>> saved = torch.nn.ModuleDict({"user": user, "item": item}).state_dict()
+            >>> bags.load_state_dict({f"tables.{name}": saved[f"{name}.weight"] for name in bags.tables})
+            <All keys matched successfully>
+        """
+        given, specs, seen = dict(features or {}), {}, dict[int, str]()
+        if not given.keys() <= set(modules):
+            raise ValueError(f"features names the tables {list(given)}, and the modules are {list(modules)}")
+        for name, module in modules.items():
+            if not isinstance(module, nn.EmbeddingBag):
+                raise TypeError(f"modules[{name!r}] must be an nn.EmbeddingBag, got {type(module).__name__}")
+            for option in ("max_norm", "scale_grad_by_freq"):
+                value = getattr(module, option)
+                if value not in (None, False):
+                    raise ValueError(f"modules[{name!r}] has {option}={value}, which EmbeddingBags does not support")
+            other = seen.setdefault(id(module.weight), name)
+            if other != name:
+                raise ValueError(
+                    f"modules {other!r} and {name!r} share a table: give one, and features={{{other!r}: [...]}}"
+                )
+            own = tuple(given[name]) if name in given else None
+            (rows, width), mode = module.weight.shape, cast(Mode, module.mode)
+            specs[name] = Table(rows, width, mode, own, module.padding_idx, module.weight.dtype)
+        bags = cls(specs, device="meta")
+        for name, module in modules.items():
+            bags.tables[name] = cast(nn.Parameter, module.weight)
+        return bags
+
+    def to_modules(self) -> dict[str, nn.EmbeddingBag]:
+        """PyTorch's modules by the names of the tables. The parameters are the same objects.
+
+        Gradients are sparse. They take offsets as this module does, with the end of the last bag.
+
+        Example:
+            >>> from matrix_adagrad import EmbeddingBags
+            >>> bags = EmbeddingBags({"user": (1000, 8), "item": (5000, 4)})
+            >>> modules = bags.to_modules()
+            >>> modules["item"]
+            EmbeddingBag(5000, 4, mode='sum')
+            >>> modules["item"].weight is bags.tables["item"]
+            True
+        """
+        modules = {}
+        for (name, own), weight in zip(self._specs.items(), self.tables.values(), strict=True):
+            options: dict[str, Any] = {"mode": own.mode or self.mode, "padding_idx": self.tables.padding[name]}
+            modules[name] = nn.EmbeddingBag.from_pretrained(
+                weight.detach(), sparse=True, include_last_offset=True, **options
+            )
+            modules[name].weight = weight
+        return modules
+
     def reset_parameters(self) -> None:
         """Draw all rows from the standard normal distribution, as PyTorch's module does. Padding rows are zeros."""
         with torch.no_grad():
@@ -226,6 +307,11 @@ class EmbeddingBags(nn.Module):
             _check_ascending(starts)
             index, starts, weights = without_padding(self._padding(), index, starts, weights)
         return self._lookup(tables, index, starts, weights)
+
+    @property
+    def features_by_table(self) -> dict[str, tuple[str, ...]]:
+        """The names of the features that read each table."""
+        return {name: own.features or (name,) for name, own in self._specs.items()}
 
     def _padding(self) -> list[int | None]:
         rows = list(self.tables.padding.values())
@@ -309,9 +395,11 @@ class EmbeddingBags(nn.Module):
         return found
 
     def _of_jagged(self, jagged: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The lists of a `KeyedJaggedTensor`, in the order of our features."""
+        """The lists of a `KeyedJaggedTensor`, in the order of our features. As in TorchRec, other keys are ignored."""
+        if len(set(jagged.stride_per_key())) > 1:
+            raise ValueError(f"all keys need the same number of bags, got {jagged.stride_per_key()} of {jagged.keys()}")
         keys = list(jagged.keys())
-        names = _ordered(self.features, dict.fromkeys(keys))
+        names = _ordered(self.features, {key: None for key in keys if key in self.features})
         if keys != names:
             jagged = jagged.permute([keys.index(name) for name in names])
         return self._lists(jagged.values(), jagged.offsets(), jagged.weights_or_none())

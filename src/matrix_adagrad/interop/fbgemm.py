@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from matrix_adagrad.bags import EmbeddingBag
+from matrix_adagrad.bags import EmbeddingBags
 from matrix_adagrad.geometry import Row, as_partition
 from matrix_adagrad.interop.migration import (
     OPTIONS_THEY_LACK,
@@ -39,7 +39,7 @@ except ImportError as error:
 
 __all__ = ["from_fbgemm", "to_fbgemm"]
 
-Table = nn.Embedding | nn.EmbeddingBag
+Modules = EmbeddingBags | Sequence[nn.Embedding]
 
 _COUNTS = "there, decay and steps depend on how often a row was in a batch, not on how many steps it has missed"
 _NO_BAGS = "FBGEMM has no kernel for it without pooling; use SUM or MEAN"
@@ -66,8 +66,10 @@ _PEERS = {
 _MODES = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE, WeightDecayMode.DECOUPLE_GLOBAL)
 
 
-def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Table], RowAdaGrad | RowMomentum]:
-    r"""Embeddings and an optimizer that continue from FBGEMM tables.
+def from_fbgemm(
+    tables: SplitTableBatchedEmbeddingBagsCodegen, feature_names: Sequence[str] | None = None
+) -> tuple[Any, RowAdaGrad | RowMomentum]:
+    r"""A module and an optimizer that continue from FBGEMM tables.
 
     From ``EXACT_ROWWISE_ADAGRAD`` it is a `RowAdaGrad`. Both divide the gradient of each row in the batch by the root
     of its accumulated mean squares:
@@ -83,25 +85,31 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
     row has missed: ``lazy="exact"``, for which you call `keep_rows_current`. FBGEMM computes it on a GPU only.
 
     Args:
-        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU, unless decay is global. Gradient clipping,
-            ``max_norm``, narrower states, other weight decay modes and a lower bound of global decay are refused. So is
-            a weight decay that FBGEMM is given but does not apply, and global decay of rows that never had a gradient,
-            which it spares until they have one.
+        tables: FBGEMM's module, in float32. With AdaGrad, on the CPU, and in float16 too, unless decay is global.
+            Gradient clipping, ``max_norm``, narrower states, other weight decay modes and a lower bound of global decay
+            are refused. So is a weight decay that FBGEMM is given but does not apply, and global decay of rows that
+            never had a gradient, which it spares until they have one.
+        feature_names: in FBGEMM's order, which has no names for them. None: the name of the table, with a number if it
+            has several features.
 
     Returns:
-        One module per feature, with a copy of its table, and the optimizer, with a copy of the state. With pooling, a
-        module is an `EmbeddingBag` (``sparse=True``) in the same mode; call it with FBGEMM's indices and offsets.
-        Without pooling, it is an ``nn.Embedding(sparse=True)``. Features that share a table share a module.
+        An `EmbeddingBags` with copies of all tables, for the same indices, offsets and weights, and the optimizer, with
+        a copy of the state. The tables are named by FBGEMM's ``table_names``, or ``"table_0"``, ``"table_1"``, …
+        Without pooling, a list of ``nn.Embedding(sparse=True)`` instead, one per feature. Features that share a table
+        share a module.
 
     Example:
         >>> import torch
-        >>> from matrix_adagrad import RowAdaGrad
+        >>> from matrix_adagrad import EmbeddingBags, RowAdaGrad
         >>> from matrix_adagrad.interop.fbgemm import from_fbgemm, to_fbgemm
-        >>> bag = torch.nn.EmbeddingBag(1000, 16, mode="sum", sparse=True)
-        >>> tables = to_fbgemm([bag], RowAdaGrad(bag.parameters(), lr=0.1, reduction="mean"))
-        >>> tables(torch.tensor([3, 5]), torch.tensor([0, 2])).square().sum().backward()  # it has moved already
-        >>> (bag,), optimizer = from_fbgemm(tables)
-        >>> optimizer.state[bag.weight]["sum"].count_nonzero()
+        >>> bags = EmbeddingBags({"user": (1000, 16), "item": (5000, 8)})
+        >>> tables = to_fbgemm(bags, RowAdaGrad(bags.parameters(), lr=0.1, reduction="mean"))
+        >>> batch = torch.tensor([3, 5, 7]), torch.tensor([0, 2, 3])  # a bag of users, and one of items
+        >>> tables(*batch).square().sum().backward()  # they have moved already
+        >>> bags, optimizer = from_fbgemm(tables)
+        >>> torch.equal(bags(*batch), tables(*batch))
+        True
+        >>> optimizer.state[bags.tables["user"]]["sum"].count_nonzero()
         tensor(2)
     """
     check_kind("tables", tables, SplitTableBatchedEmbeddingBagsCodegen)
@@ -111,7 +119,7 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
     mode = WeightDecayMode(args.regularization_mode)
     is_global = mode == WeightDecayMode.DECOUPLE_GLOBAL
     _check("use_cpu", tables.use_cpu, not (peer.has_momentum or is_global))
-    _check("weights_precision", tables.weights_precision, SparseType.FP32)
+    _check("weights_precision", tables.weights_precision, SparseType.FP32, *[SparseType.FP16] * tables.use_cpu)
     _check("output_dtype", SparseType.from_int(tables.output_dtype), SparseType.FP32)
     if mode in (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP):
         refuse({"weight_decay_mode": mode.name}, {"weight_decay_mode": _COUNTS}, "matrix-adagrad")
@@ -127,8 +135,8 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
     refuse(args._asdict(), advice, "matrix-adagrad")
 
     tables.flush()  # rows that are in a cache of the GPU
-    modules = [_module(weight.clone(), pooling) for weight in tables.split_embedding_weights()]
-    weights = [module.weight for module in modules]
+    modules = _modules(tables, feature_names)
+    weights = list(modules.parameters())
     options: dict[str, Any] = {"betas": (args.beta1, args.beta2)} if peer.has_momentum else {}
     options |= {"lazy": "exact"} if is_global else {}
     optimizer = peer.ours(
@@ -147,12 +155,10 @@ def from_fbgemm(tables: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[list[Tab
         for weight, state in zip(weights, states, strict=True)
     }
     load_states(optimizer, found, "FBGEMM")
-    return [modules[table] for table in features], optimizer
+    return [modules[table] for table in features] if pooling == PoolingMode.NONE else modules, optimizer
 
 
-def to_fbgemm(
-    tables: Sequence[Table], optimizer: MatrixAdaGrad | MatrixMomentum
-) -> SplitTableBatchedEmbeddingBagsCodegen:
+def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> SplitTableBatchedEmbeddingBagsCodegen:
     r"""FBGEMM tables that continue from the state of a `RowAdaGrad` or a `RowMomentum`.
 
     The first become tables with ``EXACT_ROWWISE_ADAGRAD``, on the CPU. The second become tables with
@@ -164,9 +170,9 @@ def to_fbgemm(
     ``reduction="sum"`` is carried over with ``lr / √n`` and ``eps / √n``. Then all tables must have the same width n.
 
     Args:
-        tables: one module per feature, in float32, with widths divisible by 4. Each is an ``nn.EmbeddingBag`` with mode
-            ``"sum"`` or ``"mean"``, or an ``nn.Embedding``. Features that share a table pass the same module, and must
-            be next to each other.
+        tables: an `EmbeddingBags` with one mode and one dtype for all tables, float32 or, without momentum, float16,
+            and with widths divisible by 4. Or a list of ``nn.Embedding``, one per feature: tables without pooling.
+            Features that share a table pass the same module, and must be next to each other.
         optimizer: a `RowAdaGrad` or `RowMomentum`, or a `MatrixAdaGrad` or `MatrixMomentum` that scales the tables by
             row. It keeps its other parameters. ``domain``, ``maximize``, ``capturable`` and ``differentiable`` are
             refused. So is AdaGrad's weight decay where FBGEMM ignores it: for bags of one feature. With
@@ -178,11 +184,10 @@ def to_fbgemm(
         FBGEMM's tables, with copies of weights and state. The backward pass updates them: there is no step to call.
 
     Example:
-        >>> import torch
-        >>> from matrix_adagrad import RowAdaGrad
+        >>> from matrix_adagrad import EmbeddingBags, RowAdaGrad
         >>> from matrix_adagrad.interop.fbgemm import to_fbgemm
-        >>> bags = [torch.nn.EmbeddingBag(rows, 16, mode="sum", sparse=True) for rows in (1000, 50)]
-        >>> optimizer = RowAdaGrad([bag.weight for bag in bags], lr=0.4)
+        >>> bags = EmbeddingBags({"user": (1000, 16), "item": (5000, 16)})
+        >>> optimizer = RowAdaGrad(bags.parameters(), lr=0.4)
         >>> tables = to_fbgemm(bags, optimizer)
         >>> round(tables.get_learning_rate(), 6)  # by the mean, for rows of 16
         0.1
@@ -192,10 +197,11 @@ def to_fbgemm(
     has_momentum = isinstance(optimizer, MatrixMomentum)
     kind = EmbOptimType.PARTIAL_ROWWISE_ADAM if has_momentum else EmbOptimType.EXACT_ROWWISE_ADAGRAD
     pooling, numbers = _pooling(tables), dict[int, int]()
-    features = [numbers.setdefault(id(table.weight), len(numbers)) for table in tables]
+    names, read = _names(tables), _read(tables)
+    features = [numbers.setdefault(id(weight), len(numbers)) for weight in read]
     if features != sorted(features):
         raise ValueError(f"the features have the tables {features}: FBGEMM needs those of one table next to each other")
-    found = [_Found.of(tables[features.index(number)].weight, number, optimizer) for number in range(len(numbers))]
+    found = [_Found.of(read[features.index(number)], number, names, optimizer) for number in range(len(numbers))]
     taken = [steps(optimizer, own.weight) for own in found]
     options = found[0].options
     for other in found:
@@ -207,7 +213,8 @@ def to_fbgemm(
     is_global = options["weight_decay_mode"] == WeightDecayMode.DECOUPLE_GLOBAL
     if options["weight_decay"] != 0 and not (has_momentum or is_global or _decays(pooling, features)):
         refuse(options, {"weight_decay": f"{_NO_DECAY}; set it to 0"}, "FBGEMM")
-    if (has_momentum or options["weight_decay"] != 0) and not all(table.sparse for table in tables):
+    is_sparse = isinstance(tables, EmbeddingBags) or all(table.sparse for table in tables)
+    if (has_momentum or options["weight_decay"] != 0) and not is_sparse:
         raise ValueError(
             "sparse=False cannot be carried over to FBGEMM with momentum or weight decay: dense gradients move all "
             "rows, FBGEMM those of the batch; make the modules with sparse=True"
@@ -229,7 +236,7 @@ def to_fbgemm(
         feature_table_map=features,
         optimizer=kind,
         pooling_mode=pooling,
-        table_names=[own.name for own in found] if found[0].group.get("param_names") else None,
+        table_names=[own.name for own in found] if names or found[0].group.get("param_names") else None,
         **options,
     )
     weights, states = theirs.split_embedding_weights(), theirs.split_optimizer_states()
@@ -255,13 +262,15 @@ class _Found(NamedTuple):
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, weight: Tensor, number: int, optimizer: MatrixAdaGrad | MatrixMomentum) -> _Found:
+    def of(cls, weight: Tensor, number: int, names: Sequence[str], optimizer: MatrixAdaGrad | MatrixMomentum) -> _Found:
         for group in optimizer.param_groups:
             for i, param in enumerate(group["params"]):
                 if param is weight:
-                    name = group["param_names"][i] if group.get("param_names") else f"table {number}"
+                    named = group["param_names"][i] if group.get("param_names") else f"table {number}"
+                    name = names[number] if names else named
                     return cls(name, weight, group, _options(name, weight, group))
-        raise ValueError(f"table {number}, of shape {tuple(weight.shape)}, is not among the optimizer's parameters")
+        which = repr(names[number]) if names else number
+        raise ValueError(f"table {which}, of shape {tuple(weight.shape)}, is not among the optimizer's parameters")
 
 
 def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,11 +282,14 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
     if geometry.statistic_shape(shape) != Row().statistic_shape(shape):
         raise ValueError(f"geometry={geometry} of {name} cannot be carried over to FBGEMM: it scales by row")
     is_for_gpu = betas or (group["lazy"] == "exact" and group["weight_decay"] != 0)
-    if weight.dtype != torch.float32 or not (weight.is_cpu or is_for_gpu) or shape[1] % 4:
+    dtypes = (torch.float32,) if is_for_gpu else (torch.float32, torch.float16)
+    if weight.dtype not in dtypes or not (weight.is_cpu or is_for_gpu) or shape[1] % 4:
         raise ValueError(
             f"{name} has shape {shape} and is {weight.dtype} on {weight.device}: tables of FBGEMM are carried over in "
-            "float32, without momentum on the CPU, and 4 must divide their width"
+            "float32, without momentum and global decay on the CPU and in float16 too, and 4 must divide their width"
         )
+    if weight.dtype == torch.float16:
+        refuse(group, {"stochastic_rounding": "its CPU kernels round to the nearest; set it to False"}, "FBGEMM")
     if not weight.requires_grad:
         raise ValueError(f"requires_grad=False of {name} cannot be carried over to FBGEMM: it would train the table")
     (own,) = regroup({**group, "params": [weight], "param_names": None}, "mean")
@@ -297,6 +309,7 @@ def _options(name: str, weight: Tensor, group: Mapping[str, Any]) -> dict[str, A
         "weight_decay": float(own["weight_decay"]),
         "weight_decay_mode": mode if own["weight_decay"] != 0 else WeightDecayMode.NONE,
         "device": weight.device,
+        "weights_precision": SparseType.FP16 if weight.dtype == torch.float16 else SparseType.FP32,
         **(dict(zip(("beta1", "beta2"), betas, strict=True)) if betas else {}),
     }
 
@@ -343,30 +356,62 @@ def _decays(pooling: PoolingMode, features: list[int]) -> bool:
     return pooling == PoolingMode.NONE or all(features.count(table) > 1 for table in features)
 
 
-def _pooling(tables: Sequence[Table]) -> PoolingMode:
-    """The pooling mode shared by all modules. Raises an error for anything FBGEMM's lookup does not support."""
-    if not isinstance(tables, Sequence) or not tables or not all(isinstance(table, Table) for table in tables):
-        raise TypeError(f"tables must be a list of nn.EmbeddingBag or nn.Embedding, at least one, got {tables!r}")
-    modes = {table.mode if isinstance(table, nn.EmbeddingBag) else "none" for table in tables}
-    found = [mode for mode in PoolingMode if {mode.name.lower()} == modes]
-    if not found:
-        raise ValueError(
-            f"tables pool by {sorted(modes)}: FBGEMM has one mode for all, 'sum', 'mean' or (Embedding) none"
+def _names(tables: Modules) -> list[str]:
+    """The names of the tables. A list of modules has none."""
+    return list(tables.tables) if isinstance(tables, EmbeddingBags) else []
+
+
+def _read(tables: Modules) -> list[Tensor]:
+    """The table that each feature reads."""
+    if isinstance(tables, EmbeddingBags):
+        return [tables.tables[name] for name, features in tables.features_by_table.items() for _ in features]
+    return [table.weight for table in tables]
+
+
+def _pooling(tables: Modules) -> PoolingMode:
+    """The pooling mode of all tables. Raises an error for anything FBGEMM's lookup does not support."""
+    modules: dict[Any, nn.Module] = {}
+    if isinstance(tables, EmbeddingBags):
+        modules |= tables.to_modules()
+    elif isinstance(tables, Sequence) and tables and all(isinstance(table, nn.Embedding) for table in tables):
+        modules |= enumerate(tables)
+    else:
+        raise TypeError(
+            "tables must be an EmbeddingBags, which EmbeddingBags.from_modules makes of nn.EmbeddingBags, or a list of "
+            f"nn.Embedding, at least one, got {tables!r}"
         )
-    for number, table in enumerate(tables):
+    for name, module in modules.items():
         for option in ("max_norm", "scale_grad_by_freq", "padding_idx"):
-            value = getattr(table, option)
+            value = getattr(module, option)
             if value is not None and value is not False:  # a padding_idx of 0 counts
-                raise ValueError(f"{option}={value} of table {number} cannot be carried over to FBGEMM")
-    return found[0]
+                raise ValueError(f"{option}={value} of table {name!r} cannot be carried over to FBGEMM")
+    modes = {name: getattr(module, "mode", "none") for name, module in modules.items()}
+    if len(set(modes.values())) > 1:
+        raise ValueError(
+            f"the tables pool by {modes}, and FBGEMM has one mode for all: carry those of one mode over at a time, in "
+            "EmbeddingBags.from_modules of some of bags.to_modules()"
+        )
+    return PoolingMode[modes.popitem()[1].upper()]
 
 
-def _module(weight: Tensor, pooling: PoolingMode) -> Table:
-    (rows, width), mode = weight.shape, pooling.name.lower()
-    if pooling == PoolingMode.NONE:
-        return nn.Embedding(rows, width, _weight=weight, sparse=True)
-    # FBGEMM's offsets include the end of the last bag.
-    return EmbeddingBag(rows, width, _weight=weight, mode=mode, sparse=True, include_last_offset=True)
+def _modules(tables: SplitTableBatchedEmbeddingBagsCodegen, feature_names: Sequence[str] | None) -> Any:
+    """Copies of the tables: an `EmbeddingBags`, or without pooling a module for each."""
+    weights, table_map = [weight.clone() for weight in tables.split_embedding_weights()], tables.feature_table_map
+    if tables.pooling_mode == PoolingMode.NONE:
+        return nn.ModuleList(nn.Embedding.from_pretrained(weight, freeze=False, sparse=True) for weight in weights)
+    names = tables.table_names or [f"table_{number}" for number in range(len(weights))]
+    if len(set(names)) < len(names):
+        raise ValueError(f"table_names={names} has a name twice: shards of one table cannot be carried over")
+    if feature_names is not None and len(feature_names) != len(table_map):
+        raise ValueError(f"feature_names must have the {len(table_map)} features' names, got {feature_names}")
+    features: dict[str, list[str]] = {name: [] for name in names}
+    for number, table in enumerate(table_map):
+        own = features[names[table]]
+        default = names[table] if table_map.count(table) == 1 else f"{names[table]}_{len(own)}"
+        own.append(default if feature_names is None else feature_names[number])
+    mode = tables.pooling_mode.name.lower()
+    modules = [nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode=mode) for weight in weights]
+    return EmbeddingBags.from_modules(dict(zip(names, modules, strict=True)), features)
 
 
 def _word(value: Any) -> str:
