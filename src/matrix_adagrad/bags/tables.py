@@ -62,7 +62,9 @@ class Tables(nn.Module):
         self._parameters[name] = table
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self):  # such as `training`, which may be the name of a table too
+        if name in vars(self).get("_parameters", {}) and isinstance(value, nn.Parameter):
+            self._parameters[name] = value
+        elif name in vars(self):  # such as `training`, which may be the name of a table too
             vars(self)[name] = value
         else:
             super().__setattr__(name, value)

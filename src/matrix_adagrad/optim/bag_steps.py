@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from matrix_adagrad.bags.lookup import BagBatch, Feature
 from matrix_adagrad.optim.step.cache import are_immutable
-from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.dispatch import NATIVE
 from matrix_adagrad.optim.step.native import BagFields
 from matrix_adagrad.optim.step.update import Update
@@ -66,10 +66,11 @@ class BagSteps:
         values = self._optimizer.option_values(group)
         if not (self._values and self._is_immutable and all(map(operator.is_, values, self._values))):
             config = self._optimizer.config_of(group)
-            geometry, *_ = values = self._optimizer.option_values(group)
-            if self._values and (config.kept != self._kept or geometry is not self._values[0]):
+            before, values = self._values, self._optimizer.option_values(group)
+            kept = config.kept, _is_plain(config)
+            if not before or kept != self._kept or values[0] is not before[0] or isinstance(config, SteepestConfig):
                 self._updates = []
-            self._config, self._kept, self._values = config, config.kept, values  # kept: betas may be edited in place
+            self._config, self._kept, self._values = config, kept, values
             self._is_immutable = are_immutable(values, config)
         tables = [group["params"][place] for place in self._places]
         if any(map(operator.is_not, tables, self._tables)):
