@@ -298,11 +298,12 @@ def is_index(x: Tensor) -> bool:
 
 def is_covered(tables: Sequence[Tensor], lists: Sequence[Tensor | None], weights: Tensor | None) -> bool:
     """Whether the kernels take these tables, indices, offsets and weights, here and now."""
+    if torch.compiler.is_compiling() or is_transformed():
+        return False
     arrays = tables if weights is None else [*tables, weights]
     dtypes = set(map(_dtype, arrays))
     return (
-        not (torch.compiler.is_compiling() or is_transformed())
-        and set(map(type, arrays)) <= {Tensor, torch.nn.Parameter}
+        set(map(type, arrays)) <= {Tensor, torch.nn.Parameter}
         and (all(map(_is_cpu, arrays)) and not any(map(Tensor.is_neg, arrays)))
         and (len(dtypes) == 1 and dtypes <= native.DTYPES.keys())
         and {stride[1] for stride in map(Tensor.stride, tables)} == {1}

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from matrix_adagrad import native
-from matrix_adagrad.geometry import wide_dtype
+from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.step.config import Config
-from matrix_adagrad.optim.step.update import are_plain
-
-if TYPE_CHECKING:
-    from matrix_adagrad.optim.step.lazy import Lag
+from matrix_adagrad.optim.step.update import are_plain, rounds_at_random
 
 __all__ = ["catch_up", "covers", "mark"]
 
 _PACK = struct.Struct("@Pqq Pq Pdq Pqqq Q Pq Pqq dd").pack  # the struct `lag` of lazy.c
+
+
+class Lag(Protocol):
+    """What a parameter's rows have missed: see `matrix_adagrad.optim.step.lazy.Lag`."""
+
+    param: Tensor
+    geometry: Geometry
+    average: Tensor | None
+    statistics: tuple[Tensor, ...]
+    step: Tensor
+    last_step: Tensor | None
+    last_decay: Tensor | None
+    decay: Tensor | None
 
 
 def covers(lag: Lag, config: Config) -> bool:
@@ -44,7 +54,7 @@ def catch_up(lag: Lag, config: Config, rows: Tensor | None, stream: int) -> int:
     own, x = _own_statistics(lag), lag.param
     statistic = own[0] if own and lag.last_step is not None else None
     average = lag.average if lag.last_step is not None else None
-    seed = stream if config.stochastic_rounding and x.dtype is torch.bfloat16 else 0
+    seed = stream if rounds_at_random(x, config) else 0
     return _call(
         lag,
         rows,
