@@ -51,6 +51,7 @@ class BagSteps:
         self._updates: list[Update] = []
         self._config: Config
         self._kept: tuple[Any, ...] = ()
+        self._is_immutable = False
         self._values: tuple[Any, ...] = ()
         self._layout: list[Any] = []
 
