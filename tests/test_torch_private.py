@@ -54,7 +54,11 @@ def test_the_version_of_a_tensor_counts_writes():
     assert torch_private.version_of(x) == before + 1
 
 
-@pytest.mark.parametrize("share", [lambda x: x[1:], lambda x: x.numpy(), lambda x: x.untyped_storage()], ids=str)
+@pytest.mark.parametrize(
+    "share",
+    [lambda x: x[1:], lambda x: x.numpy(), lambda x: x.untyped_storage()],
+    ids=["a view", "an array", "a storage"],
+)
 def test_memory_is_free_once_no_tensor_and_no_storage_shares_it(share):
     x = torch.zeros(4)
     assert torch_private.has_free_memory(x)

@@ -29,11 +29,11 @@ from benchmarks.speed.peers import (
     Peer,
     bag_step,
 )
-from benchmarks.speed.tables import CONTESTANTS, FBGEMM, IN_BACKWARD, SHAPES, TORCH, Shape
+from benchmarks.speed.tables import BARS, CONTESTANTS, FBGEMM, IN_BACKWARD, SHAPES, TORCH, Shape
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, state_bytes
 from matrix_adagrad.version import __version__
 
-__all__ = ["Bar", "Case", "Measurement", "Measurements", "run"]
+__all__ = ["Bar", "Case", "Measurement", "Measurements", "run", "step_of_tables"]
 
 LARGE = ("8192 × 8192 matrix", "1,000,000 × 64 table")
 OTHERS = ("64 × 1,000,000 matrix", "65,536 × 1024 matrix", "3,000,000 × 20 table")
@@ -135,7 +135,7 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
     ]
     bags = done(_bags(f"{BAG}, uniform", rows, lambda: torch.randint(rows, (4096, 20)), rounds))
     shapes = [replace(shape, rows=1000) for shape in SHAPES] if quick else SHAPES
-    tables = [(shape, done(_tables(shape, rounds))) for shape in shapes]
+    tables = [(shape, done(step_of_tables(shape, rounds))) for shape in shapes]
     growth = done(_growth(rounds, (10**4, 10**5) if quick else (10**5, 10**6, 10**7)))
     measured.sizes = _sizes(rounds, 9 if quick else 13)
     measured.bars = [
@@ -154,7 +154,7 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
         *(
             bar
             for shape, case in tables
-            for bar in _bars_of("tables", [case], FBGEMM, IN_BACKWARD, "≥", 1.6 if shape.exponent else 2.5)
+            for bar in _bars_of("tables", [case], FBGEMM, IN_BACKWARD, "≥", BARS[shape.exponent is not None])
         ),
         *_bars_of("sparse update", [growth], growth.rows[-1].name, growth.rows[0].name, "≤", 1.5),
         _memory_bar((n, n)),
@@ -242,7 +242,8 @@ def _bags(title: str, rows: int, draw: Callable[[], Tensor], rounds: int) -> Cas
     return _timed(title, made, "torch Adagrad", rows * 64 * 4, rounds)
 
 
-def _tables(shape: Shape, rounds: int) -> Case:
+def step_of_tables(shape: Shape, rounds: int) -> Case:
+    """A training step of embedding tables of one shape, by each contestant."""
     upstream, pool = torch.randn(shape.batch, shape.tables * shape.width), [shape.draw() for _ in range(rounds + 2)]
     made = {
         name: _made(functools.partial(make, shape, itertools.cycle(pool).__next__, upstream))

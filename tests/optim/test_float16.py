@@ -5,7 +5,7 @@ import torch
 from torch.nn import Parameter
 
 from matrix_adagrad import MatrixAdaGrad, MatrixMomentum, RowAdaGrad, SteepestDescent, native
-from tests.optim.table import WAYS
+from tests.optim.table import BACKENDS
 
 HALF = torch.float16
 NUMBERS = 1 << 16
@@ -17,26 +17,26 @@ def sparse_ones(x):
     return torch.sparse_coo_tensor(torch.arange(len(x))[None], torch.ones_like(x), x.shape, check_invariants=True)
 
 
-def rounded(value, *, is_sparse=False, start=0.0, seed=0, **way):
+def rounded(value, *, is_sparse=False, start=0.0, seed=0, **backend):
     """So many parameters, each moved from ``start`` to ``value`` by one step."""
     torch.manual_seed(seed)
     x = Parameter(torch.full((NUMBERS, 1), start, dtype=HALF))
     step = value - start
-    optimizer = MatrixAdaGrad([x], lr=abs(step), eps=0.0, stochastic_rounding=True, maximize=step > 0, **way)
+    optimizer = MatrixAdaGrad([x], lr=abs(step), eps=0.0, stochastic_rounding=True, maximize=step > 0, **backend)
     x.grad = sparse_ones(x) if is_sparse else torch.ones_like(x)
     optimizer.step()
     return x.detach().double()
 
 
 every_path = pytest.mark.parametrize(
-    "way", [{**way, "is_sparse": sparse} for way in WAYS.values() for sparse in (False, True)], ids=str
+    "backend", [{**backend, "is_sparse": sparse} for backend in BACKENDS.values() for sparse in (False, True)], ids=str
 )
 
 
 @every_path
 @pytest.mark.parametrize("value", [*VALUES, *(-value for value in VALUES)])
-def test_the_mean_of_many_roundings_is_the_value(value, way):
-    x = rounded(value, **way)
+def test_the_mean_of_many_roundings_is_the_value(value, backend):
+    x = rounded(value, **backend)
     low, high = x.min().item(), x.max().item()
     unit = max(2.0 ** (torch.tensor(abs(value)).log2().floor().item() - 10), 2.0**-24)
     assert high - low <= unit
@@ -46,33 +46,33 @@ def test_the_mean_of_many_roundings_is_the_value(value, way):
 
 
 @every_path
-def test_what_is_exact_stays(way):
+def test_what_is_exact_stays(backend):
     exact = torch.tensor([1.0, -2.0, 0.0, 65504.0, 2**-14, 2**-24, -(2**-24), 1023 * 2**-24, -(2**-14) - 2**-24])
     infinite = torch.tensor([torch.inf, -torch.inf, torch.nan])
     x = Parameter(torch.cat([exact, infinite]).to(HALF)[:, None])
     before = x.detach().clone()
-    options = {name: value for name, value in way.items() if name != "is_sparse"}
+    options = {name: value for name, value in backend.items() if name != "is_sparse"}
     optimizer = MatrixAdaGrad([x], lr=0.0, stochastic_rounding=True, **options)
-    x.grad = sparse_ones(x) if way["is_sparse"] else torch.ones_like(x)
+    x.grad = sparse_ones(x) if backend["is_sparse"] else torch.ones_like(x)
     optimizer.step()
     torch.testing.assert_close(x.detach(), before, rtol=0, atol=0, equal_nan=True)
 
 
 @every_path
-def test_rounding_never_makes_infinity_of_what_is_below_it(way):
-    assert rounded(65535.0, start=65504.0, **way).eq(65504).all()
-    assert rounded(-65535.0, start=-65504.0, **way).eq(-65504).all()
-    assert rounded(65536.0, start=65504.0, **way).isinf().all()  # a step too far is one
+def test_rounding_never_makes_infinity_of_what_is_below_it(backend):
+    assert rounded(65535.0, start=65504.0, **backend).eq(65504).all()
+    assert rounded(-65535.0, start=-65504.0, **backend).eq(-65504).all()
+    assert rounded(65536.0, start=65504.0, **backend).isinf().all()  # a step too far is one
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("cls", [MatrixAdaGrad, MatrixMomentum, SteepestDescent])
-def test_steps_below_half_a_unit_are_not_lost(cls, way):
+def test_steps_below_half_a_unit_are_not_lost(cls, backend):
     if cls is SteepestDescent:
-        way = {"fused": False} if way else {}
+        backend = {"fused": False} if backend else {}
     x, nearest = (Parameter(torch.ones(40_000, 1, dtype=HALF)) for _ in range(2))
     for param, is_random in ((x, True), (nearest, False)):
-        optimizer = cls([param], lr=1e-4, geometry="row", stochastic_rounding=is_random, **way)
+        optimizer = cls([param], lr=1e-4, geometry="row", stochastic_rounding=is_random, **backend)
         for _ in range(5):
             param.grad = torch.ones_like(param)
             optimizer.step()

@@ -12,7 +12,17 @@
 #ifndef MATRIX_ADAGRAD_THREADS_H
 #define MATRIX_ADAGRAD_THREADS_H
 
+#include <limits.h>
 #include <stdint.h>
+#include <stdlib.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+enum { MAX_SPINS = 2000 }; /* some tens of microseconds: longer than a share that is a little larger than the others */
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -54,12 +64,57 @@ static inline int64_t read_once(const int64_t *number) { return __atomic_load_n(
 /* Reports a status to the thread that joins the others. */
 static inline void report(int64_t *result, int64_t status) { __atomic_store_n(result, status, __ATOMIC_RELAXED); }
 
+/* What the threads of a loop share. */
+typedef struct {
+    uint64_t modes;
+    uint32_t begin, arrived; /* threads that have finished their share */
+} loop_state;
+
+#ifdef __linux__
+static inline void sleep_until_changed(const uint32_t *number, uint32_t from)
+{
+    syscall(SYS_futex, number, FUTEX_WAIT_PRIVATE, from, NULL, NULL, 0);
+}
+static inline void wake_all(const uint32_t *number)
+{
+    syscall(SYS_futex, number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static inline void sleep_until_changed(const uint32_t *number, uint32_t from) { (void)number, (void)from; }
+static inline void wake_all(const uint32_t *number) { (void)number; }
+#endif
+
+static inline void pause_briefly(void)
+{
+#if defined(__SSE__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Waits for the others at the end of a loop. OpenMP's own barrier spins for milliseconds: if another process has the core
+   of a thread that is still at work, that thread would get none of the cores that wait for it. So wait asleep. */
+static inline void meet(loop_state *state)
+{
+#ifdef _OPENMP
+    uint32_t team = (uint32_t)omp_get_num_threads(), now = __atomic_add_fetch(&state->arrived, 1, __ATOMIC_ACQ_REL);
+    if (now == team && team > 1) wake_all(&state->arrived);
+    for (int64_t spins = 0; (now = __atomic_load_n(&state->arrived, __ATOMIC_ACQUIRE)) < team; spins++)
+        if (spins < MAX_SPINS) pause_briefly();
+        else sleep_until_changed(&state->arrived, now);
+#else
+    (void)state;
+#endif
+}
+
 #define PRAGMA(directive) _Pragma(#directive)
 /* clang-format off */
 #define PARALLEL_LOOP(schedule_kind)                                                                                   \
-    for (uint64_t modes = control_word(), begin = 1; begin; begin = 0)                                                 \
+    for (loop_state state = {control_word(), 1, 0}; state.begin; state.begin = 0)                                      \
         PRAGMA(omp parallel num_threads((int)threads))                                                                 \
-        for (uint64_t own_modes = adopt_modes(modes), enter = 1; enter; adopt_modes(own_modes), enter = 0)             \
+        for (uint64_t own_modes = adopt_modes(state.modes), enter = 1; enter;                                          \
+             adopt_modes(own_modes), enter = 0, meet(&state))                                                          \
             PRAGMA(omp for nowait schedule(schedule_kind))
 /* clang-format on */
 #define PARALLEL_FOR_DYNAMIC PARALLEL_LOOP(dynamic)
