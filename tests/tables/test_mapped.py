@@ -184,7 +184,7 @@ LIMITED = textwrap.dedent("""
 def test_a_table_larger_than_the_process_may_hold_is_trained_saved_and_resumed(tmp_path):
     (tmp_path / "files").mkdir()
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "files"), str(tmp_path / "saved")]
-    child = subprocess.run(command, check=False, timeout=600, capture_output=True, text=True)
+    child = subprocess.run(command, check=False, timeout=600, capture_output=True, encoding="utf-8")
     assert not child.returncode, child.stderr
 
 
