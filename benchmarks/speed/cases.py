@@ -134,7 +134,7 @@ def run(rounds: int, *, quick: bool, show: Callable[[Case, float], None]) -> Mea
         for title, shapes in zip(HIDDEN, ([(side, side)], [(side // 4, side)] * 12), strict=True)
     ]
     bags = done(_bags(f"{BAG}, uniform", rows, lambda: torch.randint(rows, (4096, 20)), rounds))
-    shapes = [replace(shape, rows=1000) for shape in SHAPES] if quick else SHAPES
+    shapes = [replace(shape, tables=min(4, shape.tables), rows=1000, batch=32) for shape in SHAPES] if quick else SHAPES
     tables = [(shape, done(step_of_tables(shape, rounds))) for shape in shapes]
     growth = done(_growth(rounds, (10**4, 10**5) if quick else (10**5, 10**6, 10**7)))
     measured.sizes = _sizes(rounds, 9 if quick else 13)

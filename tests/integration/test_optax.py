@@ -181,7 +181,7 @@ def test_options_and_defaults_are_those_of_torch(cls, alias):
     assert shown.pop("learning_rate") is inspect.Parameter.empty
     assert shown == {name: theirs[name] for name in shown}
     of_torch_alone = {"lr", "maximize", "stochastic_rounding", "momentum_dtype", "capturable", "differentiable"}
-    of_torch_alone |= {"foreach", "fused", "project_start"}
+    of_torch_alone |= {"foreach", "fused", "project_start", "lazy"}  # JAX's gradients are dense
     assert set(cls.CONFIG.OPTIONS) - set(shown) == of_torch_alone & set(cls.CONFIG.OPTIONS)
 
 
