@@ -42,6 +42,17 @@ typedef struct {
     double decay, beta1, beta2;
 } claim;
 
+/* Of the functions of libm, glibc gave exp and pow a new version that older systems lack. */
+static double decayed(double log_factor) { return 1 + expm1(log_factor); }
+
+static double power(double base, int64_t exponent)
+{
+    double result = 1;
+    for (; exponent; exponent >>= 1, base *= base)
+        if (exponent & 1) result *= base;
+    return result;
+}
+
 static double missed_decay(const lag *l, int64_t row)
 {
     if (l->is_f64) {
@@ -51,7 +62,7 @@ static double missed_decay(const lag *l, int64_t row)
         if (__atomic_load_n(at, __ATOMIC_RELAXED) == now) return 1;
         then = __atomic_exchange_n(at, now, __ATOMIC_RELAXED);
         memcpy(&last, &then, sizeof last);
-        return l->x ? exp(last - l->total) : 1;
+        return l->x ? decayed(last - l->total) : 1;
     }
     uint32_t now, then, *at = (uint32_t *)l->last_decay + row;
     float last, total = (float)l->total;
@@ -59,7 +70,7 @@ static double missed_decay(const lag *l, int64_t row)
     if (__atomic_load_n(at, __ATOMIC_RELAXED) == now) return 1;
     then = __atomic_exchange_n(at, now, __ATOMIC_RELAXED);
     memcpy(&last, &then, sizeof last);
-    return l->x ? exp((double)last - (double)total) : 1;
+    return l->x ? decayed((double)last - (double)total) : 1;
 }
 
 static int64_t missed_steps(const lag *l, int64_t row)
@@ -76,8 +87,8 @@ static int claim_row(const lag *l, int64_t row, claim *own)
     if (l->last_decay) own->decay = missed_decay(l, row);
     if (l->last_step) {
         int64_t steps = missed_steps(l, row);
-        if (steps > 0 && l->average) own->beta1 = pow(l->beta1, (double)steps);
-        if (steps > 0 && l->statistic) own->beta2 = pow(l->beta2, (double)steps);
+        if (steps > 0 && l->average) own->beta1 = power(l->beta1, steps);
+        if (steps > 0 && l->statistic) own->beta2 = power(l->beta2, steps);
     }
     return own->decay != 1 || own->beta1 != 1 || own->beta2 != 1;
 }
