@@ -304,3 +304,9 @@ def test_a_list_of_tensors_becomes_another():
 def test_operators_that_return_an_argument_or_a_view():
     operators = torch.ops.aten.relu.default, torch.ops.aten.relu_.default, torch.ops.aten.view.default
     assert list(map(torch_private.returns_alias, operators)) == [False, True, True]
+
+
+def test_a_condition_is_checked_where_it_is():
+    torch_private.assert_async(torch.tensor(True), "never")
+    with pytest.raises(RuntimeError, match="a row is out of range"):
+        torch_private.assert_async(torch.tensor(False), "a row is out of range")

@@ -29,6 +29,7 @@ __all__ = [
     "StridedShard",
     "accumulates",
     "after_loading",
+    "assert_async",
     "backward_pass",
     "before_loading",
     "called_by_metadata",
@@ -102,6 +103,11 @@ def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
 def returns_alias(operator: Any) -> bool:
     """Whether an operator returns an argument, or a view of one."""
     return any(returned.alias_info is not None for returned in operator._schema.returns)
+
+
+def assert_async(holds: Tensor, message: str) -> None:
+    """Check a condition on its device, without waiting for it: if it does not hold, later work on the device fails."""
+    torch._assert_async(holds, message)
 
 
 def sparse_indices(x: Tensor) -> Tensor:

@@ -22,6 +22,10 @@ class Backend(ABC):
         """Why the backend does not support this update. Empty if it does."""
         return ""
 
+    def reuse(self, updates: list[Update]) -> tuple[list[Update], list[Update]]:
+        """Split the updates: those that it prepared in the last step and that are still valid, and the others."""
+        return [], updates
+
     @abstractmethod
     def step(self, updates: Sequence[Update], config: Config) -> None:
         """Take one step for every update."""

@@ -20,15 +20,16 @@ from matrix_adagrad.optim.step.project import project
 from matrix_adagrad.optim.step.reference import Reference
 from matrix_adagrad.optim.step.reference_steepest import Steepest
 from matrix_adagrad.optim.step.sparse import Sparse
+from matrix_adagrad.optim.step.triton import Triton
 from matrix_adagrad.optim.step.update import Update, is_sharded, local
 from matrix_adagrad.torch_private import sparse_indices
 
 if TYPE_CHECKING:
     from matrix_adagrad.optim.sharding import SplitUpdate
 
-__all__ = ["FOREACH", "NATIVE", "REFERENCE", "SPARSE", "GroupPlan", "run"]
+__all__ = ["FOREACH", "NATIVE", "REFERENCE", "SPARSE", "STEEPEST", "TRITON", "GroupPlan", "run"]
 
-NATIVE, SPARSE, FOREACH, REFERENCE, STEEPEST = Native(), Sparse(), Foreach(), Reference(), Steepest()
+NATIVE, TRITON, SPARSE, FOREACH, REFERENCE, STEEPEST = Native(), Triton(), Sparse(), Foreach(), Reference(), Steepest()
 _B = TypeVar("_B", bound=Backend)
 
 
@@ -43,10 +44,10 @@ class GroupPlan:
         self.gathered: defaultdict[Backend, list[Update]] = defaultdict(list)  # that need whole matrices
         self.afterwards: list[Callable[[], None]] = []
         self.lags = [_lag_of(update, config) for update in updates if update.lag is not None]
-        if self._backends[0] is NATIVE:
-            ready, updates = NATIVE.reuse(updates)
+        for backend in self._backends:
+            ready, updates = backend.reuse(updates)
             if ready:
-                self.steps[NATIVE, False] = ready
+                self.steps[backend, False] = ready
             for update in ready:
                 self._project(update)
         for update in updates:
@@ -164,14 +165,14 @@ def _lag_of(update: Update, config: Config) -> tuple[Lag, Tensor | None]:
 def _backends(config: Config) -> tuple[Backend, ...]:
     """The backends in the order they are tried: only the user's choice, or else the fastest first."""
     if config.fused:
-        return (NATIVE,)
+        return NATIVE, TRITON
     if isinstance(config, SteepestConfig):
-        return (STEEPEST,) if config.fused is False or config.differentiable else (NATIVE, STEEPEST)
+        return (STEEPEST,) if config.fused is False or config.differentiable else (NATIVE, TRITON, STEEPEST)
     if config.foreach:
         return SPARSE, FOREACH
     if config.foreach is False or config.differentiable:
         return SPARSE, REFERENCE
-    return (NATIVE, SPARSE, FOREACH, REFERENCE) if config.fused is None else (SPARSE, FOREACH, REFERENCE)
+    return (NATIVE, TRITON, SPARSE, FOREACH, REFERENCE) if config.fused is None else (SPARSE, FOREACH, REFERENCE)
 
 
 def _choose(update: Update, config: Config, backends: Sequence[_B]) -> _B:

@@ -43,13 +43,13 @@ from matrix_adagrad.optim.step.update import (
 )
 from matrix_adagrad.torch_private import is_zero_tensor, sparse_indices, sparse_values
 
-__all__ = ["Native", "NotCoveredError"]
+__all__ = ["COMBINE", "Native", "NotCoveredError", "covers", "measured_directions", "statistics_layout"]
 
 # The dtypes of a parameter, its gradient, its statistic and its running average.
 _COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
 _SIZES = [dtype.itemsize for dtype in native.DTYPES]
 _READ_AND_MOVE = native.READ | native.MOVE
-_COMBINE = {"product": 0, "geometric": 1, "minimum": 2}  # enum combine of update.h
+COMBINE = {"product": 0, "geometric": 1, "minimum": 2}  # enum combine of update.h
 
 
 # ----------------------------------------------------------------------------------------------- what C is handed
@@ -110,7 +110,7 @@ def _describe(
         kind_of_step = StepKind.IN_PARTS
     else:
         kind_of_step = StepKind.SINGLE_BLOCK if update.is_single_block else StepKind.DENSE
-    layout, v, divisors, combine = _statistics(update, g_strides, kind_of_step)
+    layout, v, divisors, combine = statistics_layout(update, g_strides, kind_of_step)
     x_span, g_span = layout.x_span, layout.g_span
     x_strides, grad_strides, average_strides, v_strides, *v_others = layout.strides
     x_at, g_at, step_at = x.data_ptr(), g.data_ptr(), step.data_ptr()
@@ -148,7 +148,7 @@ def _describe(
     return _Description(packed, x_at, x_at + size * x_span, size * g_span, written, touched, lent)
 
 
-def _statistics(
+def statistics_layout(
     update: Update, g_strides: tuple[int, ...], kind_of_step: StepKind
 ) -> tuple[MatrixLayout, tuple[Tensor, ...], tuple[int, ...], int]:
     """The layout, the statistics, that of the outer dimension first, their divisors, and how they combine."""
@@ -166,10 +166,10 @@ def _statistics(
     layout = factored_layout(shape, all_strides, kind_of_step)
     if layout.is_transposed:
         v, divisors = (v[1], v[0], *v[2:]), (divisors[1], divisors[0], *divisors[2:])
-    return layout, v, divisors, _COMBINE[update.geometry.combine]
+    return layout, v, divisors, COMBINE[update.geometry.combine]
 
 
-def _covers(geometry: Geometry) -> bool:
+def covers(geometry: Geometry) -> bool:
     """Whether the kernels know how a scale follows from the statistics."""
     return geometry.has_root_scale or (isinstance(geometry, Factored) and type(geometry).scale is Factored.scale)
 
@@ -224,7 +224,7 @@ class Native(Foreach):
         ready, others = [], []
         for update in updates:
             description = update.prepared
-            if description is None:
+            if type(description) is not _Description:
                 others.append(update)
                 continue
             fields, x_start, x_end, g_bytes, *_ = description
@@ -245,7 +245,7 @@ class Native(Foreach):
         try:
             if config.momentum_dtype is not None and update.average is not None:
                 raise NotCoveredError(f"an average in {config.momentum_dtype} is for torch's operators")
-            if not _covers(update.geometry):
+            if not covers(update.geometry):
                 raise NotCoveredError(f"{type(update.geometry).__name__} is not a partition, or has a scale of its own")
             if isinstance(config, SteepestConfig):
                 update.prepared = _describe_steepest(update, config)
@@ -340,19 +340,24 @@ class BagFields:
 
 def _describe_steepest(update: Update, config: SteepestConfig) -> _Description:
     """Describe a tensor whose scales come from the direction of this step. They are no state, and have no memory."""
+    if update.grad.is_sparse and config.floor:
+        raise NotCoveredError("the rows of its sparse gradient depend on each other")
+    return _describe(measured_directions(update, config), in_parts=config.floor > 0, is_lent=True)
+
+
+def measured_directions(update: Update, config: SteepestConfig) -> Update:
+    """The update with a statistic that has a shape and no memory: the squared length of each block of the direction."""
     if config.rescale is not None:
         raise NotCoveredError("rescale is for torch's operators")
     partition, shape = update.geometry, update.param.shape
-    assert isinstance(partition, Partition)
-    if update.grad.is_sparse and (config.floor or not partition.separates_rows(shape)):
-        raise NotCoveredError("the rows of its sparse gradient depend on each other")
-    if type(partition).steepest is not Partition.steepest:
+    if not isinstance(partition, Partition) or type(partition).steepest is not Partition.steepest:
         raise NotCoveredError(f"{type(partition).__name__} has a direction of steepest descent of its own")
+    if update.grad.is_sparse and not partition.separates_rows(shape):
+        raise NotCoveredError("the rows of its sparse gradient depend on each other")
     viewed = update if update.grad.is_sparse else update.viewed()
     squares = empty_like(viewed.param.to("meta"), partition.statistic_shape(shape), wide_dtype(update.param.dtype))
     divisor = 1 if config.scale is None else max(1, partition.members(shape))
-    measured = replace(viewed, statistics=(squares,), divisors=(divisor,))
-    return _describe(measured, in_parts=config.floor > 0, is_lent=True)
+    return replace(viewed, statistics=(squares,), divisors=(divisor,))
 
 
 def _descend(updates: Sequence[Update], config: SteepestConfig) -> None:
