@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from matrix_adagrad.optim.step import triton as backend
+from matrix_adagrad.optim.step import triton_tensors
 
 WANTED = os.environ.get("TRITON_INTERPRET") == "1"
 REASON = "Triton's interpreter is not on: make test-integrations"
@@ -38,5 +39,6 @@ if WANTED:
 def small_tiles(monkeypatch):
     """Tiles so small that a matrix of a few rows and columns has many of them, of every kind."""
     sizes = {"TILE": 32, "LONGEST": 32, "SUMMED_TILE": 32, "SUMMED_COLUMNS": 8, "PROGRAMS": 2, "TALLEST": 4}
-    for name, size in {**sizes, "FINISHED": 32, "RUN": 4}.items():
-        monkeypatch.setattr(backend, name, size)
+    for name, size in {**sizes, "FINISHED": 32}.items():
+        monkeypatch.setattr(triton_tensors, name, size)
+    monkeypatch.setattr(backend, "RUN", 4)

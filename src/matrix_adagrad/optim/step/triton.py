@@ -1,6 +1,7 @@
 """The step on GPUs: a few launches of Triton kernels for a whole list of tensors.
 
-The kernels are in `triton_kernels.py`, which imports Triton. Nothing does before a tensor on a GPU takes a step.
+`triton_tensors.py` describes the tensors. The kernels are in `triton_kernels.py`, which imports Triton: nothing does
+before a tensor on a GPU takes a step.
 """
 
 from __future__ import annotations
@@ -13,43 +14,32 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from matrix_adagrad.native.matrices import (
-    PER_BOTH,
-    PER_ENTRY,
-    PER_INNER,
-    PER_OUTER,
-    PER_TENSOR,
-    NotCoveredError,
-    StepKind,
-)
+from matrix_adagrad.native.matrices import NotCoveredError
 from matrix_adagrad.optim.step.backend import Backend
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
-from matrix_adagrad.optim.step.native import covers, measured_directions, statistics_layout
-from matrix_adagrad.optim.step.update import NARROW, PLAIN, Update, are_plain, count
-from matrix_adagrad.torch_private import assert_async, is_zero_tensor, sparse_indices, sparse_values
+from matrix_adagrad.optim.step.triton_tensors import (
+    AXES,
+    RUN,
+    Description,
+    Kind,
+    describe,
+    describe_move,
+    power_of_2,
+    up,
+)
+from matrix_adagrad.optim.step.update import NARROW, Update, count
+from matrix_adagrad.torch_private import assert_async, sparse_indices, sparse_values
 
 __all__ = ["Triton", "missing"]
 
 OLDEST = (3, 5)  # the first release that we know to take tuples of numbers
 DEVICES = ("cuda",)  # what torch calls NVIDIA's devices, and AMD's
-
-# How tensors are cut into tiles. It follows from shapes alone, so sums have the same order in every run.
-TILE = 4096  # entries of a tile that is read once
-LONGEST = 16384  # entries of a row that still fits one tile
-SUMMED_TILE, SUMMED_COLUMNS = 2048, 128  # entries and columns of a tile whose columns are summed
-PROGRAMS, TALLEST = 4096, 16  # programs to aim for, and tiles that one of them takes at most
-FINISHED = 1024  # partial sums that are added up together
-RUN = 32  # entries of a sparse gradient that one program sums
-
-_DTYPES = (torch.float32, *NARROW)
-_AXES = {"whole": 2, "outer": 0, "inner": 1}  # in the order in which statistics are finished
-_SUMMED = {PER_OUTER: ("outer",), PER_INNER: ("inner",), PER_TENSOR: ("whole",)}
 
 
 @functools.cache
@@ -71,187 +61,6 @@ def _kernels() -> Any:
     return importlib.import_module("matrix_adagrad.optim.step.triton_kernels")
 
 
-# --------------------------------------------------------------------------------------------------------- descriptions
-
-
-class _Tiles(NamedTuple):
-    """How a matrix is cut. A program takes one tile, or several below each other."""
-
-    outer: int  # rows of a tile
-    inner: int  # columns of a tile
-    height: int  # rows of a program
-    chunks: int  # programs down
-    across: int  # programs across
-    has_blocks: bool  # whether a tile holds whole blocks: then one pass does everything
-
-    @classmethod
-    def of(cls, kind: int, outer: int, inner: int) -> _Tiles:
-        """The tiles for a matrix of this size, whose entries share scales in this way."""
-        has_blocks = kind == PER_ENTRY or (kind == PER_OUTER and inner <= LONGEST)
-        sums_columns = kind in (PER_INNER, PER_BOTH)
-        entries = SUMMED_TILE if sums_columns else TILE
-        widest = LONGEST if kind == PER_OUTER and has_blocks else SUMMED_COLUMNS if sums_columns else TILE
-        wide = min(_power_of_2(inner), widest)
-        high = min(max(1, entries // wide), _power_of_2(outer))
-        across, height = _up(inner, wide), high
-        if sums_columns:
-            height *= min(TALLEST, _power_of_2(across * _up(outer, high) // PROGRAMS))
-        return cls(high, wide, height, _up(outer, height), across, has_blocks)
-
-
-def _up(number: int, by: int) -> int:
-    return -(-number // by)
-
-
-def _power_of_2(number: int) -> int:
-    """The smallest power of 2 that is at least this number."""
-    return 1 << max(0, number - 1).bit_length()
-
-
-class _Kind(NamedTuple):
-    """What tensors have in common that are stepped together: kernels are compiled for it."""
-
-    device: torch.device
-    layout: int  # which entries share a scale
-    x: torch.dtype
-    g: torch.dtype
-    average: torch.dtype
-    combine: int
-    is_aligned: bool  # rows lie at multiples of 16 bytes, without gaps
-    is_sparse: bool
-    is_step_on_device: bool
-    tile: tuple[int, int]
-    has_blocks: bool
-    finished: tuple[tuple[str, int, int], ...]  # the statistics whose sums are added up later, and by which tiles
-
-
-@dataclass(eq=False)
-class _Description:
-    """A tensor as a row of the kernels' table."""
-
-    kind: _Kind
-    words: dict[str, int]
-    programs: dict[str, int]  # of a launch over tiles, and of one for each statistic
-    room: dict[str, int]  # float32 numbers that are needed between launches
-    written: list[Tensor]
-    g: int  # where the gradient is, and the bytes of parameter and gradient
-    x_bytes: int
-    g_bytes: int
-    launch: _Launch | None = None  # the last one that began with this tensor
-
-
-@dataclass(eq=False)
-class _Launch:
-    """Tensors of a kind, stepped together, and their table on the device."""
-
-    described: list[_Description]
-    changing: list[int]  # what was written into the table of gradients and step counts
-    table: Tensor
-    rows: list[list[int]]
-
-
-def _describe(update: Update, config: Config) -> _Description:
-    """Describe one tensor for the kernels. Raise an error if they do not support it."""
-    is_sparse = update.grad.is_sparse
-    if isinstance(config, SteepestConfig):
-        if config.floor:
-            raise NotCoveredError("a floor is for torch's operators")
-        kept = []
-        update = measured_directions(update, config)
-    elif not covers(update.geometry):
-        raise NotCoveredError(f"{type(update.geometry).__name__} is not a partition, or has a scale of its own")
-    else:
-        kept = list(update.statistics)
-    x, g, average = update.param, update.grad, [] if update.average is None else [update.average]
-    values = sparse_values(g) if is_sparse else g
-    if reason := _reason(x, values, average, kept, update.step):
-        raise NotCoveredError(reason)
-    if is_sparse and (config.domain is not None or update.lag is not None):
-        raise NotCoveredError("a domain and lazy='exact' need a list of the rows that its sparse gradient touches")
-    if values.shape[is_sparse:] != x.shape[is_sparse:] or any(own.shape != x.shape for own in average):
-        raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or its average has another")
-    if 0 in (x.numel(), values.numel()):
-        raise NotCoveredError("it is empty, or its gradient is")
-    if update.is_single_block:
-        raise NotCoveredError("it is one block of a tensor that is sharded by blocks")
-    # Sorted and summed by rows, values are contiguous.
-    g_strides = torch.empty(values.shape, device="meta").stride() if is_sparse else g.stride()
-    step = StepKind.SPARSE if is_sparse else StepKind.DENSE
-    layout, v, divisors, combine = statistics_layout(update, g_strides, step)
-    outer, inner = len(values) if is_sparse else layout.outer, layout.inner
-    tiles = _Tiles.of(layout.kind, outer, inner)
-
-    words = {"x": x.data_ptr(), "outer": outer, "inner": inner}
-    words |= {"chunk": tiles.height, "chunks": tiles.chunks, "tiles": tiles.across}
-    arrays = zip(("x", "g", "average", "v", "columns", "whole"), layout.strides, strict=False)
-    words |= {f"{name}_{part}": stride for name, own in arrays for part, stride in zip(_PARTS, own, strict=True)}
-    if outer == 1:  # no stride matters
-        words |= {f"{name}_outer": 0 for name in ("x", "g", "average", "v")}
-    words |= {name: own.data_ptr() for name, own in zip(("v", "columns", "whole"), kept and v, strict=False)}
-    words |= dict(zip(("divisor", "columns_divisor", "whole_divisor"), divisors, strict=False))
-    if average:
-        words["average"] = average[0].data_ptr()
-    if on_device := config.capturable or not update.step.is_cpu:
-        words["step"] = update.step.data_ptr()
-
-    summed = () if tiles.has_blocks else _SUMMED.get(layout.kind, tuple(_AXES)[len(v) < 3 :])
-    sizes = {"whole": 1, "outer": outer, "inner": inner}
-    parts = {"whole": tiles.chunks * tiles.across, "outer": tiles.across, "inner": tiles.chunks}
-    finished, programs, room = [], {"tiles": layout.matrices * tiles.chunks * tiles.across}, {}
-    for name in summed:
-        together = min(_power_of_2(parts[name]), FINISHED if sizes[name] == 1 else FINISHED // 8)
-        block = min(FINISHED // together, _power_of_2(sizes[name]))
-        finished.append((name, block, together))
-        programs[name] = layout.matrices * _up(sizes[name], block)
-        room[f"sums_{name}"] = layout.matrices * sizes[name] * parts[name]
-        room[f"factor_{name}"] = layout.matrices * sizes[name]
-    kind = _Kind(
-        device=x.device,
-        layout=layout.kind,
-        x=x.dtype,
-        g=torch.float32 if is_sparse else g.dtype,
-        average=average[0].dtype if average else torch.float32,
-        combine=combine,
-        is_aligned=_is_aligned(words, layout.kind, bool(kept)),
-        is_sparse=is_sparse,
-        is_step_on_device=on_device,
-        tile=(tiles.outer, tiles.inner),
-        has_blocks=tiles.has_blocks,
-        finished=tuple(finished),
-    )
-    spans = layout.x_span * x.itemsize, (0 if is_sparse else layout.g_span * g.itemsize)
-    return _Description(kind, words, programs, room, [x, *average, *kept, update.step], 0, *spans)
-
-
-_PARTS = ("batch", "outer", "inner")
-
-
-def _is_aligned(words: dict[str, int], kind: int, has_statistics: bool) -> bool:
-    """Whether all rows of the full-size tensors lie at multiples of 16, the gradient aside, and have no gaps."""
-    names = ["x", "g", *(["average"] if "average" in words else [])]
-    names += ["v"] if kind == PER_ENTRY and has_statistics else []
-    strides = [words[f"{name}_{part}"] for name in names for part in _PARTS[:2]]
-    places = [words[name] for name in names if name != "g"]
-    return all(n % 16 == 0 for n in (words["inner"], *strides, *places)) and all(
-        words[f"{name}_inner"] == 1 for name in names
-    )
-
-
-def _reason(x: Tensor, g: Tensor, average: list[Tensor], statistics: list[Tensor], step: Tensor) -> str:
-    tensors = (x, g, *average, *statistics)
-    if any(own.device != x.device for own in tensors):
-        return "its gradient or state is on another device"
-    if not (are_plain((x, *average, *statistics, step)) and (type(g) in PLAIN or are_plain((g,)))):
-        return "it, its gradient or its state is a subclass of tensors"
-    if any(own.layout is not torch.strided or own.is_neg() or is_zero_tensor(own) for own in tensors):
-        return "its gradient or state is no plain array"
-    if x.dtype not in _DTYPES or g.dtype not in _DTYPES or any(v.dtype is not torch.float32 for v in statistics):
-        return f"it is in {x.dtype}, and its gradient in {g.dtype}"
-    if any(own.dtype not in (torch.float32, torch.bfloat16) for own in average) or step.dtype is not torch.float32:
-        return f"its average or its step count has another dtype than {torch.float32}"
-    return ""
-
-
 # ------------------------------------------------------------------------------------------------------------- the step
 
 
@@ -259,13 +68,12 @@ class Triton(Backend):
     """The same computation as `Reference` and `Sparse`, up to rounding, in Triton kernels, for tensors on GPUs."""
 
     def reuse(self, updates: list[Update]) -> tuple[list[Update], list[Update]]:
-        ready, others = [], []
+        ready: list[Update] = []
+        others: list[Update] = []
         for update in updates:
             described = update.prepared
-            if type(described) is _Description and _takes(described, update.grad):
-                ready.append(update)
-            else:
-                others.append(update)
+            is_ready = type(described) is Description and _takes(described, update.grad)
+            (ready if is_ready else others).append(update)
         return ready, others
 
     def reason_against(self, update: Update, config: Config) -> str:
@@ -276,7 +84,7 @@ class Triton(Backend):
         if reason := missing():
             return reason
         try:
-            update.prepared = _describe(update, config)
+            update.prepared = describe(update, config)
         except NotCoveredError as reason:
             return str(reason)
         if not update.grad.is_sparse and not _takes(update.prepared, update.grad):
@@ -287,19 +95,34 @@ class Triton(Backend):
     def step(self, updates: Sequence[Update], config: Config) -> None:
         count([update.step for update in updates])
         torch.autograd.graph.increment_version([own for update in updates for own in update.prepared.written])
-        kinds: defaultdict[tuple[_Kind, bool], list[Update]] = defaultdict(list)
-        for update in updates:
-            is_aligned = update.prepared.kind.is_aligned and update.prepared.g % 16 == 0
-            kinds[update.prepared.kind, is_aligned].append(update)
-        for (kind, is_aligned), own in kinds.items():
+        for kind, own in _by_kind(updates):
             with _on(kind.device):
-                _step(kind._replace(is_aligned=is_aligned), own, config)
+                if kind.is_direction:
+                    _descend(kind, own, config)
+                    continue
+                launches = _Launches(kind, own, config)
+                if kind.has_blocks:
+                    launches.run("step_tiles")
+                else:
+                    launches.run("read_tiles")
+                    for name, block, together in kind.finished:
+                        launches.finish(name, block, together)
+                    launches.run("move_tiles")
 
 
-def _takes(described: _Description, g: Tensor) -> bool:
+def _takes(described: Description, g: Tensor) -> bool:
     """Note where a dense gradient is; false if it shares memory with its parameter."""
     described.g, x = g.data_ptr(), described.words["x"]
     return described.g >= x + described.x_bytes or x >= described.g + described.g_bytes
+
+
+def _by_kind(updates: Sequence[Update]) -> Iterator[tuple[Kind, list[Update]]]:
+    """The updates that can be stepped together. Gradients need not be aligned as their parameters are."""
+    kinds: defaultdict[Kind, list[Update]] = defaultdict(list)
+    for update in updates:
+        kind = update.prepared.kind
+        kinds[kind if update.prepared.g % 16 == 0 else kind._replace(is_aligned=False)].append(update)
+    yield from kinds.items()
 
 
 @contextlib.contextmanager
@@ -309,67 +132,77 @@ def _on(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _step(kind: _Kind, updates: list[Update], config: Config) -> None:
-    """The step of tensors of one kind."""
-    kernels, described = _kernels(), [update.prepared for update in updates]
-    kept = []  # what the kernels read
-    for update in updates:
-        if kind.is_sparse:
-            index, g = _summed_by_row(update)
-            update.prepared.words["index"], update.prepared.g = index.data_ptr(), g.data_ptr()
-            kept += [index, g]
-    steps = _steps(updates, config, kind)
-    now = max(steps, default=0)
-    table = _table(described, [now - step for step in steps], kind.device)
-    streams = _streams(updates, config, kind)
-    room = torch.empty(sum(sum(own.room.values()) for own in described), dtype=torch.float32, device=kind.device)
-
-    tl = kernels.tl
-    types = {
-        "X_TYPE": getattr(tl, str(kind.x).removeprefix("torch.")),
-        "G_TYPE": getattr(tl, str(kind.g).removeprefix("torch.")),
-        "AVERAGE_TYPE": getattr(tl, str(kind.average).removeprefix("torch.")),
-    }
-    lr_on_device = isinstance(config.lr, Tensor) and config.lr.device == kind.device
-    shared = {
-        "KIND": kind.layout,
-        "DIRECTION": _direction(config),
-        "AVERAGES": config.betas is not None,
-        "BIAS_CORRECTION": config.bias_correction and config.betas is not None,
-        "STEEPEST": isinstance(config, SteepestConfig),
-        "COMBINE": kind.combine,
-        "SPARSE": kind.is_sparse,
-        "LR_ON_DEVICE": lr_on_device,
-        "STEP_ON_DEVICE": kind.is_step_on_device,
-        "enable_fp_fusion": False,
-    }
-    full = shared | types
-    full |= {
-        "HAS_L2": config.l2 != 0,
-        "RANDOM": streams is not None and config.stochastic_rounding and kind.x in NARROW,
-        "RANDOM_AVERAGE": streams is not None and kind.average in NARROW,
-        "ALIGNED": kind.is_aligned,
-        "BLOCK_OUTER": kind.tile[0],
-        "BLOCK_INNER": kind.tile[1],
-        "num_warps": min(16, max(4, kind.tile[0] * kind.tile[1] // 1024)),
-    }
-    numbers = kernels.Numbers(**_numbers(config, lr_on_device))
-    programs = {name: sum(own.programs[name] for own in described) for name in described[0].programs}
-    arguments = (table, len(described), numbers, now)
-    streams = table if streams is None else streams  # which nothing reads then
-    if kind.has_blocks:
-        kernels.step_tiles[(programs["tiles"],)](*arguments, streams, **full)
-        return
-    kernels.read_tiles[(programs["tiles"],)](*arguments, streams, room, **full)
-    for name, block, together in kind.finished:
-        sizes = {"AXIS": _AXES[name], "BLOCK": block, "BLOCK_SUMS": together}
-        kernels.finish_sums[(programs[name],)](*arguments, room, **shared, **sizes)
-    kernels.move_tiles[(programs["tiles"],)](*arguments, streams, room, **full)
+def _descend(kind: Kind, updates: list[Update], config: Config) -> None:
+    """Steepest descent in other norms than those of partitions: what surrounds torch's own operators."""
+    assert isinstance(config, SteepestConfig)
+    averaged = [torch.empty_like(update.param, dtype=torch.float32) for update in updates]
+    for update, direction in zip(updates, averaged, strict=True):
+        update.prepared.words["v"] = direction.data_ptr()
+    _Launches(kind, updates, config).run("average_tiles")
+    moves = []
+    for update, direction in zip(updates, averaged, strict=True):
+        step = update.geometry.steepest(direction, config.floor)
+        moves.append(replace(update, grad=step, average=None))
+        moves[-1].prepared = describe_move(moves[-1], config.size(update.geometry, step.shape), config)
+    for kind_of_move, own in _by_kind(moves):
+        _Launches(kind_of_move, own, config).run("move_along_tiles")
 
 
-def _direction(config: Config) -> int:
-    """What x moves along: the gradient, its average, or Nesterov's sum of both."""
-    return 0 if not config.keeps_average else 2 if config.nesterov else 1
+class _Launches:
+    """The launches of a step for tensors of one kind."""
+
+    def __init__(self, kind: Kind, updates: list[Update], config: Config) -> None:
+        self._kernels, described = _kernels(), [update.prepared for update in updates]
+        self._read = [_summed_by_row(update) for update in updates if kind.is_sparse]  # kept alive for the kernels
+        for own, (index, g) in zip(described, self._read, strict=False):
+            own.words["index"], own.g = index.data_ptr(), g.data_ptr()
+        steps = _steps(updates, config, kind)
+        now = max(steps, default=0)
+        table = _table(described, [now - step for step in steps], kind.device)
+        streams = _streams(updates, config, kind)
+        room = sum(sum(own.room.values()) for own in described)
+        self._room = torch.empty(max(1, room), dtype=torch.float32, device=kind.device)
+        self._programs = {name: sum(own.programs[name] for own in described) for name in described[0].programs}
+        lr_on_device = isinstance(config.lr, Tensor) and config.lr.device == kind.device
+        self._arguments = (table, len(described), self._kernels.Numbers(**_numbers(config, lr_on_device)), now)
+        self._streams = table if streams is None else streams  # which nothing reads then
+        self._shared = {
+            "KIND": kind.layout,
+            "DIRECTION": 0 if not config.keeps_average else 2 if config.nesterov else 1,
+            "AVERAGES": config.betas is not None,
+            "BIAS_CORRECTION": config.bias_correction and config.betas is not None,
+            "STEEPEST": isinstance(config, SteepestConfig),
+            "COMBINE": kind.combine,
+            "SPARSE": kind.is_sparse,
+            "LR_ON_DEVICE": lr_on_device,
+            "STEP_ON_DEVICE": kind.is_step_on_device,
+            "enable_fp_fusion": False,  # other roundings than a CPU's
+        }
+        self._of_tiles = {
+            "X_TYPE": self._type(kind.x),
+            "G_TYPE": self._type(kind.g),
+            "AVERAGE_TYPE": self._type(kind.average),
+            "HAS_L2": config.l2 != 0,
+            "RANDOM": streams is not None and config.stochastic_rounding and kind.x in NARROW,
+            "RANDOM_AVERAGE": streams is not None and kind.average in NARROW,
+            "ALIGNED": kind.is_aligned,
+            "BLOCK_OUTER": kind.tile[0],
+            "BLOCK_INNER": kind.tile[1],
+            "num_warps": min(16, max(4, kind.tile[0] * kind.tile[1] // 1024)),
+        }
+
+    def _type(self, dtype: torch.dtype) -> Any:
+        return getattr(self._kernels.tl, str(dtype).removeprefix("torch."))
+
+    def run(self, name: str) -> None:
+        """Launch a kernel with a program for each tile."""
+        kernel = getattr(self._kernels, name)[(self._programs["tiles"],)]
+        kernel(*self._arguments, self._streams, self._room, **self._shared, **self._of_tiles)
+
+    def finish(self, name: str, block: int, together: int) -> None:
+        """Add up the sums of one statistic, in blocks."""
+        sizes = {"AXIS": AXES[name], "BLOCK": block, "BLOCK_SUMS": together}
+        self._kernels.finish_sums[(self._programs[name],)](*self._arguments, self._room, **self._shared, **sizes)
 
 
 def _numbers(config: Config, lr_on_device: bool) -> dict[str, Any]:
@@ -390,7 +223,7 @@ def _numbers(config: Config, lr_on_device: bool) -> dict[str, Any]:
     }
 
 
-def _steps(updates: list[Update], config: Config, kind: _Kind) -> list[int]:
+def _steps(updates: list[Update], config: Config, kind: Kind) -> list[int]:
     """The step counts, where they are needed and are not on the device."""
     if kind.is_step_on_device or not (config.betas is not None and config.bias_correction):
         return []
@@ -399,7 +232,7 @@ def _steps(updates: list[Update], config: Config, kind: _Kind) -> list[int]:
     return [int(update.step.item()) for update in updates]
 
 
-def _streams(updates: list[Update], config: Config, kind: _Kind) -> Tensor | None:
+def _streams(updates: list[Update], config: Config, kind: Kind) -> Tensor | None:
     """The numbers that rounding at random is seeded with; None if nothing rounds so."""
     is_random = (config.stochastic_rounding and kind.x in NARROW) or kind.average in NARROW
     if not is_random:
@@ -412,24 +245,32 @@ def _streams(updates: list[Update], config: Config, kind: _Kind) -> Tensor | Non
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-def _table(described: list[_Description], behind: list[int], device: torch.device) -> Tensor:
+def _table(described: list[Description], behind: list[int], device: torch.device) -> Tensor:
     """The table of a launch. It stays on the device, and what has changed since the last step is written again."""
-    launch, first = described[0].launch, described[0]
-    changing = [own.g for own in described] + behind
-    if launch is None or launch.described != described:
-        launch = None
+    first = described[0]
+    kept: _Launch | None = first.launch
+    launch = kept if kept is not None and kept.described == described else None
+    changing = [own.g for own in described] + [own.words.get("v", 0) for own in described] + behind
     if _is_capturing(device):
         if launch is None:
             raise RuntimeError("a step cannot be captured before the same tensors have taken one: take a step first")
         return _captured(launch, changing[: len(described)])
     if launch is not None and launch.changing == changing and not first.kind.is_sparse:
         return launch.table
-    rows = _rows(described, behind)
-    first.launch = _Launch(described, changing, _upload(rows, device), rows)
-    return first.launch.table
+    first.launch = launch = _Launch(described, changing, _upload(_rows(described, behind), device))
+    return launch.table
 
 
-def _rows(described: list[_Description], behind: list[int]) -> list[list[int]]:
+@dataclass(eq=False)
+class _Launch:
+    """Tensors that were stepped together, and their table on the device."""
+
+    described: list[Description]
+    changing: list[int]  # the places and step counts in the table that other steps may have others of
+    table: Tensor
+
+
+def _rows(described: list[Description], behind: list[int]) -> list[list[int]]:
     kernels = _kernels()
     at = {name: getattr(kernels, name).value for name in kernels.WORD_NAMES}
     rows, room = [], 0
@@ -497,10 +338,10 @@ def _summed_by_row(update: Update) -> tuple[Tensor, Tensor]:
         return rows, sums if sums.data_ptr() % 16 == 0 else sums.clone()
     index, order = rows.sort(stable=True)
     ends = torch.searchsorted(index, index, right=True)
-    runs = torch.empty(_up(entries, RUN), width, dtype=torch.float32, device=values.device)
+    runs = torch.empty(up(entries, RUN), width, dtype=torch.float32, device=values.device)
     sums = torch.empty(entries, width, dtype=torch.float32, device=values.device)
-    block = min(_power_of_2(width), 1024)
-    columns = _up(width, block)
+    block = min(power_of_2(width), 1024)
+    columns = up(width, block)
     is_aligned = values.stride(1) == 1 and width % 16 == 0 and values.stride(0) % 16 == 0
     own = {"RUN": RUN, "BLOCK": block, "ALIGNED": is_aligned, "enable_fp_fusion": False}
     layout = (width, *values.stride())

@@ -18,7 +18,9 @@ import triton.language as tl
 
 __all__ = [
     "Numbers",
+    "average_tiles",
     "finish_sums",
+    "move_along_tiles",
     "move_tiles",
     "read_tiles",
     "step_tiles",
@@ -242,7 +244,8 @@ def _root(v):
 @triton.jit
 def _noise(stream, rows, columns):
     """32 bits for each entry, a hash of the stream, the row and the column: the C kernels draw the same ones."""
-    z = stream.to(tl.uint64, bitcast=True) + rows.to(tl.uint64, bitcast=True)
+    seed = (stream.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15 + 1) | 1
+    z = seed + rows.to(tl.uint64, bitcast=True)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     u = (z >> 32).to(tl.uint32)[:, None] + columns.to(tl.uint32)[None, :]
@@ -289,7 +292,7 @@ def _narrowed(x, dtype: tl.constexpr, RANDOM: tl.constexpr, IS_AVERAGE: tl.const
 
 @triton.jit(do_not_specialize=["tensors", "now"])
 def step_tiles(
-    table, tensors, u, now, streams,
+    table, tensors, u, now, streams, room,
     KIND: tl.constexpr, X_TYPE: tl.constexpr, G_TYPE: tl.constexpr, AVERAGE_TYPE: tl.constexpr,
     DIRECTION: tl.constexpr, AVERAGES: tl.constexpr, BIAS_CORRECTION: tl.constexpr, STEEPEST: tl.constexpr,
     HAS_L2: tl.constexpr, COMBINE: tl.constexpr, RANDOM: tl.constexpr, RANDOM_AVERAGE: tl.constexpr,
@@ -519,12 +522,69 @@ def move_tiles(
         tl.store(x_at, moved, mask=is_inside)
 
 
+@triton.jit(do_not_specialize=["tensors", "now"])
+def average_tiles(
+    table, tensors, u, now, streams, room,
+    KIND: tl.constexpr, X_TYPE: tl.constexpr, G_TYPE: tl.constexpr, AVERAGE_TYPE: tl.constexpr,
+    DIRECTION: tl.constexpr, AVERAGES: tl.constexpr, BIAS_CORRECTION: tl.constexpr, STEEPEST: tl.constexpr,
+    HAS_L2: tl.constexpr, COMBINE: tl.constexpr, RANDOM: tl.constexpr, RANDOM_AVERAGE: tl.constexpr,
+    SPARSE: tl.constexpr, LR_ON_DEVICE: tl.constexpr, STEP_ON_DEVICE: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_OUTER: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """G joins its average, and what x will move along, or its direction will be taken of, is left where V would be."""
+    number = _row_of(table, tensors, TILES_START, tl.program_id(0))
+    row = table + number.to(tl.int64) * WORDS
+    matrix, chunk, _, columns, outer, inner = _tile(row, BLOCK_INNER, ALIGNED)
+    rows = chunk * BLOCK_OUTER + tl.arange(0, BLOCK_OUTER)
+    is_inside = (rows < outer)[:, None] & (columns < inner)[None, :]
+    stream = tl.load(streams + number) if RANDOM_AVERAGE else 0
+    g = tl.load(_places(row, G, G_TYPE, matrix, rows, columns, ALIGNED), mask=is_inside, other=0.0)
+    x = g
+    if HAS_L2:
+        x = tl.load(_places(row, X, X_TYPE, matrix, rows, columns, ALIGNED), mask=is_inside, other=0.0)
+    g = _gradient(u, g, x, HAS_L2)
+    average = g
+    if DIRECTION != NO_MOMENTUM:
+        at = _places(row, AVERAGE, AVERAGE_TYPE, matrix, rows, columns, ALIGNED)
+        average = _joined(u, tl.load(at, mask=is_inside, other=0.0), g)
+        kept = _narrowed(average, AVERAGE_TYPE, RANDOM_AVERAGE, True, stream, rows, columns)
+        tl.store(at, kept, mask=is_inside)
+        average = kept.to(tl.float32)
+    direction = _direction(u, average, g, u.beta1, DIRECTION)
+    tl.store(_places(row, V, tl.float32, matrix, rows, columns, ALIGNED), direction, mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["tensors", "now"])
+def move_along_tiles(
+    table, tensors, u, now, streams, room,
+    KIND: tl.constexpr, X_TYPE: tl.constexpr, G_TYPE: tl.constexpr, AVERAGE_TYPE: tl.constexpr,
+    DIRECTION: tl.constexpr, AVERAGES: tl.constexpr, BIAS_CORRECTION: tl.constexpr, STEEPEST: tl.constexpr,
+    HAS_L2: tl.constexpr, COMBINE: tl.constexpr, RANDOM: tl.constexpr, RANDOM_AVERAGE: tl.constexpr,
+    SPARSE: tl.constexpr, LR_ON_DEVICE: tl.constexpr, STEP_ON_DEVICE: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_OUTER: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """Move x along g, by the size that is kept as the divisor, in bits of float32."""
+    number = _row_of(table, tensors, TILES_START, tl.program_id(0))
+    row = table + number.to(tl.int64) * WORDS
+    matrix, chunk, _, columns, outer, inner = _tile(row, BLOCK_INNER, ALIGNED)
+    rows = chunk * BLOCK_OUTER + tl.arange(0, BLOCK_OUTER)
+    is_inside = (rows < outer)[:, None] & (columns < inner)[None, :]
+    stream = tl.load(streams + number) if RANDOM else 0
+    lr = tl.load(u.lr).to(tl.float32) if LR_ON_DEVICE else u.lr
+    size = tl.load(row + DIVISOR).to(tl.int32).to(tl.float32, bitcast=True)
+    x_at = _places(row, X, X_TYPE, matrix, rows, columns, ALIGNED)
+    x = tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
+    g = tl.load(_places(row, G, G_TYPE, matrix, rows, columns, ALIGNED), mask=is_inside, other=0.0).to(tl.float32)
+    moved = x * (1.0 - lr * u.decay) - lr * size * g
+    tl.store(x_at, _narrowed(moved, X_TYPE, RANDOM, False, stream, rows, columns), mask=is_inside)
+
+
 # ----------------------------------------------------------------------------------------------------- sparse gradients
 
 
 @triton.jit(do_not_specialize=["width", "value_stride", "column_stride"])
 def sum_runs(
-    ends, order, values, partial, width, value_stride, column_stride,
+    ends, order, values, partial, width: i64, value_stride: i64, column_stride: i64,
     RUN: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """The values of every RUN entries of a sorted index that are in the middle of a longer segment, summed.
@@ -536,12 +596,12 @@ def sum_runs(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     end = tl.minimum(tl.load(ends + first), first + RUN)
     total = _summed(order, values, first, end, columns, width, value_stride, column_stride, BLOCK, ALIGNED)
-    tl.store(partial + run.to(tl.int64) * width + columns, total, mask=columns < width)
+    tl.store(partial + run * width + columns, total, mask=columns < width)
 
 
 @triton.jit(do_not_specialize=["width", "value_stride", "column_stride"])
 def sum_segments(
-    index, ends, order, values, partial, sums, width, value_stride, column_stride,
+    index, ends, order, values, partial, sums, width: i64, value_stride: i64, column_stride: i64,
     RUN: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of each row, at its first place in the sorted index: the sum of its values, in their order."""
@@ -556,9 +616,9 @@ def sum_segments(
             order, values, first, tl.minimum(end, next_run), columns, width, value_stride, column_stride, BLOCK, ALIGNED
         )
         for start in range(next_run, end, RUN):
-            at = partial + (start // RUN).to(tl.int64) * width + columns
+            at = partial + (start // RUN) * width + columns
             total += tl.load(at, mask=columns < width, other=0.0)
-        tl.store(sums + first.to(tl.int64) * width + columns, total, mask=columns < width)
+        tl.store(sums + first * width + columns, total, mask=columns < width)
 
 
 @triton.jit
