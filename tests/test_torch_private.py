@@ -47,6 +47,40 @@ def test_zeros_without_memory():
     assert not torch_private.is_zero_tensor(torch.zeros(2, 2))
 
 
+def test_a_guard_knows_all_that_a_layout_consists_of():
+    x, g = nn.Parameter(torch.ones(3, 4)), torch.ones(3, 4)
+    is_alike = torch_private.layout_guard([x, g])
+    assert is_alike(x, g)
+    assert is_alike(nn.Parameter(torch.zeros(3, 4)), torch.zeros(3, 4))
+    others = {
+        "nothing": None,
+        "a type": nn.Parameter(g, requires_grad=False),
+        "a subclass": g.as_subclass(type("Other", (torch.Tensor,), {})),
+        "a dtype": g.double(),
+        "a size": torch.ones(3, 5),
+        "a dimension": torch.ones(1, 3, 4),
+        "strides": torch.ones(4, 3).T,
+        "gaps": torch.ones(3, 8)[:, ::2],
+        "a negated view": torch.ones(3, 4, dtype=torch.complex64).conj().imag,
+        "zeros without memory": torch._efficientzerotensor((3, 4)),
+        "sparse": g.to_sparse(),
+        "another device": g.to("meta"),
+        "recorded by autograd": torch.ones(3, 4, requires_grad=True),
+        "given twice": x,
+    }
+    assert [what for what, other in others.items() if is_alike(x, other)] == []
+    assert others["a negated view"].is_neg()
+
+
+def test_a_guard_follows_a_tensor_that_changes():
+    x = torch.ones(3, 4)
+    for change in (lambda: x.resize_(4, 3), lambda: x.t_(), lambda: setattr(x, "data", x.double())):
+        is_alike = torch_private.layout_guard([x])
+        assert is_alike(x)
+        change()
+        assert not is_alike(x)
+
+
 def test_the_version_of_a_tensor_counts_writes():
     x = torch.zeros(2)
     before = torch_private.version_of(x)

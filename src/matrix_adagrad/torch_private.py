@@ -49,6 +49,7 @@ __all__ = [
     "has_tensor_hooks",
     "is_transformed",
     "is_zero_tensor",
+    "layout_guard",
     "mesh_without_groups",
     "no_torch_function",
     "returns_alias",
@@ -128,6 +129,16 @@ def stored_entries(x: Tensor) -> int:
 def is_zero_tensor(x: Tensor) -> bool:
     """Whether a tensor represents zeros without memory, as autograd may create them."""
     return x._is_zerotensor()
+
+
+def layout_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """A function that says, of as many tensors, whether none is given twice and each is like one of these, in order.
+
+    It compares their types, dtypes, devices, sizes and strides, whether autograd records them, and whether operators do
+    more to them, as to views that negate.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return guards.check
 
 
 def version_of(x: Tensor) -> int:

@@ -75,6 +75,7 @@ SHAPES = [
     (1, 300_000),
     (9000, 33),
     (103, 9000),
+    (500, 300),  # a small one that is alone, and thus for all threads
 ]
 
 

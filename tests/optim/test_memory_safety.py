@@ -196,6 +196,85 @@ def test_a_parameter_whose_entries_share_their_memory_is_not_for_the_kernels():
 # ------------------------------------------------------------------------------------ what is kept from step to step
 
 
+@every_class
+@pytest.mark.parametrize("overlap", [lambda x: x.view(-1)[3:27].view(4, 6), lambda x: x.view(-1)[:24].view(4, 6)])
+def test_a_later_gradient_in_the_memory_of_the_parameter_is_an_error_and_moves_nothing(cls, overlap):
+    memory = torch.randn(6, 6)
+    x = Parameter(memory.view(-1)[6:30].view(4, 6))
+    y = a_parameter(4, 6)
+    optimizer = cls([y, x])
+    for _ in range(3):
+        x.grad = torch.randn(4, 6)
+        optimizer.step()
+    x.grad = overlap(memory)
+    before = memory.clone(), y.detach().clone()
+    with pytest.raises(RuntimeError, match="shares memory with its gradient"):
+        optimizer.step()
+    assert_bitwise([memory, y], before)
+
+
+def moved(x, state):
+    x.data = x.data.clone()
+    for value in state.values():
+        value.data = value.data.clone()
+
+
+def transposed(x, _):
+    x.data = x.data.T.contiguous().T
+
+
+def replaced(_, state):
+    state.update({key: value.clone() for key, value in state.items()})
+
+
+@every_class
+@pytest.mark.parametrize("change", [moved, transposed, replaced])
+def test_tensors_that_change_between_steps_are_followed(cls, change):
+    changed, plain = a_parameter(), None
+    plain = Parameter(changed.detach().clone())
+    optimizers = cls([changed], lr=0.1), cls([plain], lr=0.1)
+    for step in range(5):
+        changed.grad = torch.randn(6, 4)
+        plain.grad = changed.grad.clone()
+        if step == 3:
+            state = optimizers[0].state[changed]
+            before = [changed.data, *[value.data for value in state.values()]]
+            copies = [value.clone() for value in before]
+            change(changed, state)
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(changed, plain)
+    assert optimizers[0].state[changed]["step"] == 5
+    if change is moved:
+        assert_bitwise(before, copies)  # nothing is written where they were
+
+
+@every_class
+def test_a_parameter_of_another_shape_does_not_take_the_old_state(cls):
+    x = a_parameter()
+    optimizer = cls([x])
+    for _ in range(3):
+        optimizer.step()
+    x.data, x.grad = torch.randn(4, 6), torch.randn(4, 6)
+    with pytest.raises((RuntimeError, ValueError)):
+        optimizer.step()
+
+
+def test_gradients_of_a_kept_step_may_be_where_they_like():
+    """As many parameters with new gradients at each step, one of them empty."""
+    params = [a_parameter(), Parameter(torch.empty(0, 4)), Parameter(torch.randn(5)), Parameter(torch.randn(3, 2).T)]
+    others = [Parameter(param.detach().clone()) for param in params]
+    kept, anew = RowAdaGrad(params, lr=0.1), RowAdaGrad(others, lr=0.1)
+    for _ in range(4):
+        for param, other in zip(params, others, strict=True):
+            param.grad = torch.randn_like(param)
+            other.grad = param.grad.clone()
+        kept.step()
+        anew.forget_last_step()
+        anew.step()
+    assert_bitwise(params, others)
+
+
 def freed(make):
     """Whether what ``make`` returns a weak reference to is gone."""
     reference = make()

@@ -132,8 +132,7 @@ EXPORT int64_t matrix_adagrad_sum_bags(const feature *features, int64_t feature_
     int64_t result = 0, pieces = ceil_div(bags, PIECE_BAGS), columns = 1;
     for (int64_t f = 0; f < feature_count; f++) columns = max(columns, features[f].columns);
     if (index_count * columns <= SERIAL_ENTRIES) threads = 1;
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t k = 0; k < feature_count * pieces; k++) {
+    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < feature_count * pieces; k++), {
         int64_t f = k / pieces, first = k % pieces * PIECE_BAGS, end = min(bags, first + PIECE_BAGS);
         const bag_sum w = {
             .stored_ops = arithmetic_of(dtype, NO_MOMENTUM),
@@ -150,6 +149,6 @@ EXPORT int64_t matrix_adagrad_sum_bags(const feature *features, int64_t feature_
         int status = SUMMED;
         for (int64_t b = first; status == SUMMED && b < end; b += batch) status = sum_all(&w, b, min(batch, end - b));
         if (status != SUMMED) report(&result, status == NO_MEMORY ? -1 : 1 + f);
-    }
+    });
     return result;
 }

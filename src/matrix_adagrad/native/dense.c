@@ -6,7 +6,7 @@
 #include <string.h>
 
 static int is_large(const tensor *t) { return t->outer * t->inner >= LARGE_ENTRIES; }
-static int is_for_all_threads(const tensor *t) { return is_large(t) || t->matrices != 1; }
+static int64_t entries_of(const tensor *t) { return t->matrices * t->outer * t->inner; }
 static int sums_columns(const tensor *t) { return t->kind == PER_INNER || t->kind == PER_BOTH; }
 
 /* The buffers of a thread: copies of a tile, two stripes of column sums, and the scratch memory of a small tensor. */
@@ -209,23 +209,21 @@ static void step_per_outer(const work *w, int64_t threads)
     int64_t rows = rows_per_piece(w);
     if (w->fused && exceeds_l1(w->t->inner, w->stored_ops->entry_bytes))
         rows = ceil_div(rows, INTERLEAVED_ROWS) * INTERLEAVED_ROWS;
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t i = 0; i < w->t->outer; i += rows) {
+    PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < w->t->outer; i += rows), {
         tile_buffers buf = buffers_of_thread(w);
         region area = {i, min(w->t->outer, i + rows), 0, w->t->inner};
         if (w->fused) step_tiles_fused(w, area, &buf);
         else if (w->t->inner > w->tile_columns) step_long_rows_serially(w, area, &buf);
         else step_rows_in_one_pass(w, area, &buf);
-    }
+    });
 }
 
 static void step_per_entry(const work *w, int64_t threads)
 {
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t p = 0; p < piece_count(w); p++) {
+    PARALLEL_FOR_DYNAMIC((int64_t p = 0; p < piece_count(w); p++), {
         tile_buffers buf = buffers_of_thread(w);
         step_tiles_fused(w, piece_region(w, p), &buf);
-    }
+    });
 }
 
 /* A few long rows from row i on, by several threads: parts are summed in parallel, and their sums added in order. */
@@ -233,11 +231,10 @@ static void step_long_rows_in_parallel(const work *w, int64_t i, int64_t rows, i
 {
     int64_t parts = parts_per_row(w);
     if (w->passes & READ) {
-        PARALLEL_FOR_DYNAMIC
-        for (int64_t q = 0; q < rows * parts; q++) {
+        PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < rows * parts; q++), {
             tile_buffers buf = buffers_of_thread(w);
             sums[q] = sum_part(w, part_of_row(w, i + q / parts, q % parts), &buf);
-        }
+        });
         for (int64_t k = 0; k < rows; k++) {
             double sum = 0;
             for (int64_t part = 0; part < parts; part++) sum += sums[k * parts + part];
@@ -245,11 +242,10 @@ static void step_long_rows_in_parallel(const work *w, int64_t i, int64_t rows, i
         }
     }
     if (!(w->passes & MOVE)) return;
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t q = 0; q < rows * parts; q++) {
+    PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < rows * parts; q++), {
         tile_buffers buf = buffers_of_thread(w);
         move_region(w, part_of_row(w, i + q / parts, q % parts), scale_of_block(w, i + q / parts), &buf);
-    }
+    });
 }
 
 /* As many rows at a time as stay in the last-level cache until they are moved, but enough for all threads. */
@@ -266,23 +262,21 @@ static void step_per_tensor(const work *w, int64_t threads, double *sums)
     int64_t count = piece_count(w), parts = min(count, SCRATCH_BYTES / (int64_t)sizeof(double));
     int64_t pieces_per_part = ceil_div(count, parts);
     if (w->passes & READ) {
-        PARALLEL_FOR_DYNAMIC
-        for (int64_t q = 0; q < parts; q++) {
+        PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < parts; q++), {
             tile_buffers buf = buffers_of_thread(w);
             sums[q] = 0;
             for (int64_t p = q * pieces_per_part; p < min(count, (q + 1) * pieces_per_part); p++)
                 sums[q] += sum_region(w, piece_region(w, p), &buf);
-        }
+        });
         double sum = 0;
         for (int64_t q = 0; q < parts; q++) sum += sums[q];
         finish_sum(w, 0, sum);
     }
     if (!(w->passes & MOVE)) return;
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t p = 0; p < count; p++) {
+    PARALLEL_FOR_DYNAMIC((int64_t p = 0; p < count; p++), {
         tile_buffers buf = buffers_of_thread(w);
         move_region(w, piece_region(w, p), scale_of_block(w, 0), &buf);
-    }
+    });
 }
 
 static void step_small_tensor(const work *w)
@@ -303,26 +297,24 @@ static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads,
     int64_t real_bytes = w->ops->real_bytes, n = j1 - j0, stripes = ceil_div(n, STRIPE_COLUMNS), chunks = row_chunks(t);
     int64_t rows = ceil_div(t->outer, chunks);
     if (w->passes & READ) {
-        PARALLEL_FOR_DYNAMIC
-        for (int64_t q = 0; q < chunks * stripes; q++) {
+        PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < chunks * stripes; q++), {
             tile_buffers buf = buffers_of_thread(w);
             int64_t i = min(t->outer, q / stripes * rows), j = j0 + q % stripes * STRIPE_COLUMNS;
             region area = {i, min(t->outer, i + rows), j, min(j1, j + STRIPE_COLUMNS)};
             sum_columns(w, area, entry_at(sums, q / stripes * n + j - j0, real_bytes), &buf);
-        }
+        });
         for (int64_t c = 1; c < chunks; c++) w->ops->add(sums, entry_at(sums, c * n, real_bytes), n);
         finish_sums(w, j0, sums, sums, n);
     } else w->ops->compute_scales(w->s, entry_at(t->statistic.data, j0, real_bytes), NULL, NULL, sums, n);
     if (!(w->passes & MOVE)) return;
     rows = max(TILE_ROWS, rows_per_piece(w));
     int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* backwards: the end of the gradient is still in cache */
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t q = 0; q <= last; q++) {
+    PARALLEL_FOR_DYNAMIC((int64_t q = 0; q <= last; q++), {
         tile_buffers buf = buffers_of_thread(w);
         int64_t i = (last - q) / stripes * rows, j = j0 + (last - q) % stripes * STRIPE_COLUMNS;
         region area = {i, min(t->outer, i + rows), j, min(j1, j + STRIPE_COLUMNS)};
         move_columns(w, area, entry_at(sums, j - j0, real_bytes), &buf);
-    }
+    });
 }
 
 static char *second_stripe(const work *w, const tile_buffers *buf)
@@ -336,13 +328,12 @@ static void step_per_inner(const work *w, int64_t threads, void *scratch)
 {
     int64_t inner = w->t->inner, chunks = row_chunks(w->t);
     if (chunks == 1) {
-        PARALLEL_FOR_DYNAMIC
-        for (int64_t j = 0; j < inner; j += STRIPE_COLUMNS) {
+        PARALLEL_FOR_DYNAMIC((int64_t j = 0; j < inner; j += STRIPE_COLUMNS), {
             tile_buffers buf = buffers_of_thread(w);
             work serial = *w;
             serial.thread_buffers = buf.x, serial.thread_bytes = 0;
             step_columns(&serial, j, min(inner, j + STRIPE_COLUMNS), 1, second_stripe(w, &buf));
-        }
+        });
         return;
     }
     tile_buffers buf = buffers_of_thread(w);
@@ -394,43 +385,61 @@ static void step_matrix(const tensor *t, settings s, int64_t b, int passes, int6
     step(&matrix, &s, passes, threads, mine);
 }
 
-/* Large matrices one by one, each by all threads; small ones in parallel. */
+/* Large matrices one by one, as is a single one, each by all threads; small ones in parallel. */
 static void step_batch(const tensor *t, const config *c, int passes, int64_t threads, workspace all)
 {
     settings s = begin_step(t, c, passes);
-    for (int64_t b = 0; is_large(t) && b < t->matrices; b++) step_matrix(t, s, b, passes, threads, all);
-    if (is_large(t)) return;
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t b = 0; b < t->matrices; b++) {
+    if (is_large(t) || t->matrices == 1) {
+        if (!is_large(t)) all.scratch = NULL;
+        for (int64_t b = 0; b < t->matrices; b++) step_matrix(t, s, b, passes, threads, all);
+        return;
+    }
+    PARALLEL_FOR_DYNAMIC((int64_t b = 0; b < t->matrices; b++), {
         char *buffers = all.thread_buffers + thread_number() * all.thread_bytes;
         step_matrix(t, s, b, passes, 1, (workspace){NULL, buffers, 0});
-    }
+    });
 }
 
-/* One step of every tensor, or one of its passes: small tensors in parallel, one per thread, then batches and large
-   tensors one by one, each by all threads. Returns 0; or, if the workspace is too small, the bytes that are needed.
-   Then nothing was done. */
-EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const config *c, int64_t threads,
+/* Which tensors are stepped by all threads together, one after the other: batches, large tensors, and those that exceed
+   the share of a thread. The bits are the same. */
+typedef struct {
+    int64_t threads, all_entries;
+} sharing;
+
+static int is_for_all_threads(const sharing *how, const tensor *t)
+{
+    return is_large(t) || t->matrices != 1 || entries_of(t) * how->threads > how->all_entries;
+}
+
+/* One step of every tensor, or one of its passes: small tensors in parallel, one per thread, then those for all
+   threads. Returns 0; or, if the workspace is too small, the bytes that are needed. Then nothing was done. */
+EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const config *c, int64_t all_threads,
                                    int64_t passes, char *workspace_data, int64_t workspace_bytes)
 {
-    int64_t entries = 0, shared = 0, per_thread = 0, left = 0;
+    sharing how = {.threads = all_threads};
+    for (int64_t i = 0; i < count; i++) how.all_entries += entries_of(&tensors[i]);
+    if (how.all_entries <= SERIAL_ENTRIES) how.threads = 1;
+    int64_t shared = 0, per_thread = 0, small_entries = 0, left = 0;
     for (int64_t i = 0; i < count; i++) {
-        entries += tensors[i].matrices * tensors[i].outer * tensors[i].inner;
-        per_thread = max(per_thread, bytes_per_thread(&tensors[i]));
-        shared = max(shared, shared_bytes(&tensors[i]));
-        left += is_for_all_threads(&tensors[i]);
+        const tensor *t = &tensors[i];
+        per_thread = max(per_thread, bytes_per_thread(t));
+        shared = max(shared, shared_bytes(t));
+        if (is_for_all_threads(&how, t)) left++;
+        else small_entries += entries_of(t);
     }
-    if (entries <= SERIAL_ENTRIES) threads = 1;
-    if (shared + threads * per_thread > workspace_bytes) return shared + threads * per_thread;
+    if (shared + how.threads * per_thread > workspace_bytes) return shared + how.threads * per_thread;
     char *thread_buffers = workspace_data + shared;
-    PARALLEL_FOR_DYNAMIC
-    for (int64_t i = 0; i < count; i++)
-        if (!is_for_all_threads(&tensors[i])) {
-            settings s = begin_step(&tensors[i], c, (int)passes);
-            step(&tensors[i], &s, (int)passes, 1, (workspace){NULL, thread_buffers + thread_number() * per_thread, 0});
-        }
+    int64_t threads = small_entries <= SERIAL_ENTRIES ? 1 : how.threads;
+    if (left < count)
+        PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < count; i++), {
+            const tensor *t = &tensors[i];
+            if (is_for_all_threads(&how, t)) continue;
+            settings s = begin_step(t, c, (int)passes);
+            step(t, &s, (int)passes, 1, (workspace){NULL, thread_buffers + thread_number() * per_thread, 0});
+        });
     for (int64_t i = 0; left && i < count; i++)
-        if (is_for_all_threads(&tensors[i]))
-            step_batch(&tensors[i], c, (int)passes, threads, (workspace){workspace_data, thread_buffers, per_thread});
+        if (is_for_all_threads(&how, &tensors[i]))
+            step_batch(&tensors[i], c, (int)passes, how.threads,
+                       (workspace){workspace_data, thread_buffers, per_thread});
     return 0;
 }

@@ -1,5 +1,5 @@
-/* How threads share a loop: PARALLEL_FOR_DYNAMIC or PARALLEL_FOR_STATIC before it, with the number of `threads` in
-   scope.
+/* How threads share a loop: PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < n; i++), {body}), or STATIC, with the number of
+   `threads` in scope. A single thread opens no OpenMP region: within another one, that would take half a microsecond.
 
    No result depends on which thread runs which iteration. All threads compute in the caller's floating-point modes:
    flushing denormals to zero (torch.set_flush_denormal) and rounding are modes of each thread, and the others adopt the
@@ -110,14 +110,20 @@ static inline void meet(loop_state *state)
 
 #define PRAGMA(directive) _Pragma(#directive)
 /* clang-format off */
-#define PARALLEL_LOOP(schedule_kind)                                                                                   \
-    for (loop_state state = {control_word(), 1, 0}; state.begin; state.begin = 0)                                      \
-        PRAGMA(omp parallel num_threads((int)threads))                                                                 \
-        for (uint64_t own_modes = adopt_modes(state.modes), enter = 1; enter;                                          \
-             adopt_modes(own_modes), enter = 0, meet(&state))                                                          \
-            PRAGMA(omp for nowait schedule(schedule_kind))
+#define PARALLEL_LOOP(schedule_kind, range, ...)                                                                       \
+    do {                                                                                                               \
+        if (threads == 1) {                                                                                            \
+            for range __VA_ARGS__                                                                                      \
+        } else                                                                                                         \
+            for (loop_state state = {control_word(), 1, 0}; state.begin; state.begin = 0)                              \
+                PRAGMA(omp parallel num_threads((int)threads))                                                         \
+                for (uint64_t own_modes = adopt_modes(state.modes), enter = 1; enter;                                  \
+                     adopt_modes(own_modes), enter = 0, meet(&state))                                                  \
+                    PRAGMA(omp for nowait schedule(schedule_kind))                                                     \
+                    for range __VA_ARGS__                                                                              \
+    } while (0)
 /* clang-format on */
-#define PARALLEL_FOR_DYNAMIC PARALLEL_LOOP(dynamic)
-#define PARALLEL_FOR_STATIC PARALLEL_LOOP(static)
+#define PARALLEL_FOR_DYNAMIC(range, ...) PARALLEL_LOOP(dynamic, range, __VA_ARGS__)
+#define PARALLEL_FOR_STATIC(range, ...) PARALLEL_LOOP(static, range, __VA_ARGS__)
 
 #endif

@@ -55,7 +55,6 @@ class BagSteps:
         self._config: Config
         self._is_immutable = False
         self._kept: tuple[Any, ...] = ()
-        self._is_immutable = False
         self._values: tuple[Any, ...] = ()
         self._layout: list[Any] = []
 

@@ -201,20 +201,22 @@ class MatrixOptimizer(LazyOptimizer):
             # Taken out while the step runs: another thread makes updates of its own, and a failed step leaves none.
             kept, self._kept = self._kept[: len(self.param_groups)], []
             caches = [self._collect(*pair) for pair in itertools.zip_longest(self.param_groups, kept)]
-            run([GroupPlan(cache.updates, cache.config) for cache in caches])
+            run([cache.plan() for cache in caches])
             self._kept = [cache.released() for cache in caches]
         return loss
 
     def _collect(self, group: dict[str, Any], known: UpdateCache | None) -> UpdateCache:
         """The updates of all parameters with a gradient. Those of the last step are reused if they are still valid."""
-        values = self.option_values(group)
+        values, params = self.option_values(group), group["params"]
         if known is not None and known.has_config_of(values):
             config = known.config
         else:
             config = self.config_of(group)
             values = self.option_values(group)
-        params = [param for param in group["params"] if param.grad is not None]
-        grads, states = [param.grad for param in params], list(map(self.state.get, params))
+        grads = [grad for param in params if (grad := param.grad) is not None]
+        if len(grads) < len(params):
+            params = [param for param in params if param.grad is not None]
+        states = [*map(self.state.get, params)]
         if known is None or not known.renew(params, grads, states, config, values):
             updates = self.updates_of(group, config)
             known = UpdateCache(updates, [self.state[param] for param in params], config, values)

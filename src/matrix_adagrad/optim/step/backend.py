@@ -5,26 +5,39 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from matrix_adagrad.optim.step.config import Config
 from matrix_adagrad.optim.step.update import Update
 
-__all__ = ["Backend", "Measured", "PartedBackend", "refusal"]
+__all__ = ["Backend", "Measured", "PartedBackend", "RepeatedUpdates", "refusal"]
 
 Measured = tuple[Tensor, ...]  # what a gradient adds to each statistic
+
+
+class RepeatedUpdates(list[Update]):
+    """Updates that take one step after another. All that changes between steps is where their gradients are."""
+
+    @abstractmethod
+    def renew(self) -> bool:
+        """Whether the gradients, of the same layout as before, lie where they may. If so, take them over."""
 
 
 class Backend(ABC):
     """Says which updates it supports, and steps them."""
 
+    def runs_on(self, device: torch.device) -> bool:  # noqa: ARG002
+        """Whether it is worth asking about tensors on this device."""
+        return True
+
     def reason_against(self, update: Update, config: Config) -> str:  # noqa: ARG002
         """Why the backend does not support this update. Empty if it does."""
         return ""
 
-    def reuse(self, updates: list[Update]) -> tuple[list[Update], list[Update]]:
-        """Split the updates: those that it prepared in the last step and that are still valid, and the others."""
-        return [], updates
+    def repeated(self, updates: Sequence[Update]) -> RepeatedUpdates | None:  # noqa: ARG002
+        """Dense updates that it has just prepared, for later steps too; None if it prepares them anew each time."""
+        return None
 
     @abstractmethod
     def step(self, updates: Sequence[Update], config: Config) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry
 from matrix_adagrad.optim.step.config import Config
+from matrix_adagrad.optim.step.dispatch import GroupPlan
 from matrix_adagrad.optim.step.update import PLAIN, Update
+from matrix_adagrad.torch_private import layout_guard
 
 __all__ = ["UpdateCache", "are_immutable"]
 
@@ -38,11 +40,14 @@ class UpdateCache:
     ) -> None:
         self.updates, self._kept = updates, config.kept  # as it was: betas may be edited in place
         self._set_config(config, values)
-        params, grads = [update.param for update in updates], [update.grad for update in updates]
-        self._state = _tensors(states)  # kept alive, so that no id is reused
-        is_plain = {type(x) for x in (*params, *grads, *self._state)} <= PLAIN
-        is_dense = all(g.layout is torch.strided for g in grads)
-        self._layout = _layout(params, grads, self._state) if is_plain and is_dense else None
+        grads = [update.grad for update in updates]
+        self._params, self._state = [update.param for update in updates], _tensors(states)  # alive: no id is reused
+        tensors = [*self._params, *self._state, *grads]
+        is_plain = {type(x) for x in tensors} <= PLAIN and all(g.layout is torch.strided for g in grads)
+        self._addresses = _addresses([*self._params, *self._state]) if is_plain else None
+        if self._addresses is not None:
+            self._have_same_layout = layout_guard(tensors)
+        self._plan: GroupPlan | None = None
 
     def _set_config(self, config: Config, values: tuple[Any, ...]) -> None:
         self.config, self._values = config, values
@@ -61,12 +66,15 @@ class UpdateCache:
         values: tuple[Any, ...],
     ) -> bool:
         """Whether the updates are valid for a step with these tensors. If so, they take over the gradients."""
+        if config is not self.config and (values[0] is not self._values[0] or config.kept != self._kept):
+            return False
+        if self._addresses is None or not _are_same(params, self._params) or not all(states):
+            return False
+        state = _tensors(states)
         if (
-            self._layout is None
-            or None in states
-            or values[0] is not self._values[0]
-            or config.kept != self._kept
-            or _layout(params, grads, _tensors(states)) != self._layout
+            not _are_same(state, self._state)
+            or not self._have_same_layout(*params, *state, *grads)
+            or _addresses([*params, *state]) != self._addresses
         ):
             return False
         if config is not self.config:
@@ -75,10 +83,18 @@ class UpdateCache:
             update.grad = grad
         return True
 
+    def plan(self) -> GroupPlan:
+        """The plan of the step: that of the last one, if it is still valid."""
+        if self._plan is not None and self._plan.renew(self.config):
+            return self._plan
+        plan = GroupPlan(self.updates, self.config)
+        self._plan = None if self._addresses is None else plan.repeated(self.updates)
+        return plan
+
     def released(self) -> UpdateCache:
         """The same without gradients, which are not the optimizer's to keep; nor are updates that will not be valid."""
-        if self._layout is None:
-            self.updates, self._state = [], []
+        if self._addresses is None:
+            self.updates, self._params, self._state = [], [], []
         for update in self.updates:
             update.grad = update.scale = _NONE
         return self
@@ -93,12 +109,12 @@ def _tensors(states: list[dict[str, Any]]) -> list[Any]:
     return list(itertools.chain.from_iterable(map(dict.values, states)))
 
 
-def _layout(params: list[Tensor], grads: list[Tensor], state: list[Tensor]) -> list[Any] | None:
-    """All that a step depends on, except values and the gradients' addresses. None unless all are plain memory."""
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _addresses(tensors: list[Tensor]) -> list[int] | None:
     try:
-        layout: list[Any] = [(id(x), x.data_ptr(), x.stride(), x.shape, x.dtype, x.is_neg()) for x in params]
-        layout += [(type(g), g.stride(), g.shape, g.dtype, g.is_cpu, g.is_neg()) for g in grads]
-        layout += [*map(id, state), *map(Tensor.data_ptr, state), *map(Tensor.stride, state)]  # most of all are here
-        return layout
-    except (RuntimeError, AttributeError, TypeError):  # such as sparse gradients, which have no strides
+        return [*map(Tensor.data_ptr, tensors)]
+    except RuntimeError:  # such as those that torch.func transforms
         return None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from matrix_adagrad.optim.step.backend import Backend, PartedBackend, refusal
+from matrix_adagrad.domains import Domain
+from matrix_adagrad.optim.step.backend import Backend, PartedBackend, RepeatedUpdates, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
 from matrix_adagrad.optim.step.lazy import Lag, decay_of
@@ -42,19 +42,29 @@ class GroupPlan:
         self.split: list[SplitUpdate] = []
         self.pieces: defaultdict[PartedBackend, list[Update]] = defaultdict(list)  # of split updates
         self.gathered: defaultdict[Backend, list[Update]] = defaultdict(list)  # that need whole matrices
-        self.afterwards: list[Callable[[], None]] = []
+        self.projected: list[Update] = []
         self.lags = [_lag_of(update, config) for update in updates if update.lag is not None]
-        for backend in self._backends:
-            ready, updates = backend.reuse(updates)
-            if ready:
-                self.steps[backend, False] = ready
-            for update in ready:
-                self._project(update)
         for update in updates:
             if isinstance(config, SteepestConfig):
                 self._add_steepest(update, config)
             else:
                 self._add(update)
+
+    def repeated(self, updates: list[Update]) -> Self | None:
+        """The plan, for later steps of its updates too, if one backend takes all of them and can repeat that."""
+        if self.lags or len(self.steps) != 1:
+            return None
+        ((backend, is_sparse),) = self.steps
+        repeated = None if is_sparse else backend.repeated(updates)
+        if repeated is None:
+            return None
+        self.steps[backend, False] = repeated
+        return self
+
+    def renew(self, config: Config) -> bool:
+        """Whether the plan is one for this step of its updates too."""
+        (updates,), self.config = self.steps.values(), config
+        return self._backends == _backends(config) and isinstance(updates, RepeatedUpdates) and updates.renew()
 
     def _add_steepest(self, update: Update, config: SteepestConfig) -> None:
         if update.grad.is_sparse and not STEEPEST.takes_rows(update, config):
@@ -81,16 +91,7 @@ class GroupPlan:
             viewed = update.viewed()
             self._add_local(viewed)
             update.prepared = viewed.prepared  # for the next step
-        self._project(update)
-
-    def _project(self, update: Update) -> None:
-        domain = self.config.domain
-        if domain is not None and is_sharded(update.param):
-            from matrix_adagrad.optim.sharding import project_shards
-
-            self.afterwards.append(partial(project_shards, update, self.config, domain))
-        elif domain is not None:
-            self.afterwards.append(partial(project, update, self.config, domain))
+        self.projected.append(update)
 
     def _add_local(self, update: Update) -> None:
         self.steps[_choose(update, self.config, self._backends), update.grad.is_sparse].append(update)
@@ -144,10 +145,20 @@ def run(plans: Sequence[GroupPlan]) -> None:
             backend.accumulate([part.update for part in plan.split], sums, plan.config)
         for backend, pieces in plan.pieces.items():
             backend.move(pieces, plan.config)
-        for finish in plan.afterwards:
-            finish()
+        if plan.config.domain is not None:
+            for update in plan.projected:
+                _project(update, plan.config, plan.config.domain)
         for lag, rows in plan.lags:
             lag.finish_step(plan.config, rows)
+
+
+def _project(update: Update, config: Config, domain: Domain) -> None:
+    if is_sharded(update.param):
+        from matrix_adagrad.optim.sharding import project_shards
+
+        project_shards(update, config, domain)
+    else:
+        project(update, config, domain)
 
 
 def _lag_of(update: Update, config: Config) -> tuple[Lag, Tensor | None]:
@@ -177,8 +188,8 @@ def _backends(config: Config) -> tuple[Backend, ...]:
 
 def _choose(update: Update, config: Config, backends: Sequence[_B]) -> _B:
     """The first backend that supports the update."""
-    reason = ""
-    for backend in backends:
+    reason, device = "", update.param.device
+    for backend in [own for own in backends if own.runs_on(device)]:
         reason = backend.reason_against(update, config)
         if not reason:
             return backend

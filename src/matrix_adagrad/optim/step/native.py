@@ -29,7 +29,7 @@ from matrix_adagrad.native.matrices import (
     factored_layout,
     matrix_layout,
 )
-from matrix_adagrad.optim.step.backend import Measured, refusal
+from matrix_adagrad.optim.step.backend import Measured, RepeatedUpdates, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
 from matrix_adagrad.optim.step.update import (
@@ -43,7 +43,15 @@ from matrix_adagrad.optim.step.update import (
 )
 from matrix_adagrad.torch_private import is_zero_tensor, sparse_indices, sparse_values
 
-__all__ = ["COMBINE", "Native", "NotCoveredError", "covers", "measured_directions", "statistics_layout"]
+__all__ = [
+    "COMBINE",
+    "Batch",
+    "Native",
+    "NotCoveredError",
+    "covers",
+    "measured_directions",
+    "statistics_layout",
+]
 
 # The dtypes of a parameter, its gradient, its statistic and its running average.
 _COVERED = {(dtype, dtype, wide_dtype(dtype), wide_dtype(dtype)): i for dtype, i in native.DTYPES.items()}
@@ -59,14 +67,13 @@ class _Description(NamedTuple):
     """A tensor as a ``struct tensor`` of kernels.h, and what to check another gradient of the same layout against."""
 
     fields: array.array[int]
-    x_start: int  # the memory range of the parameter, in bytes
-    x_end: int
-    g_bytes: int
+    overlaps: tuple[int, int]  # a gradient that starts between these addresses overlaps the parameter
     written: list[Tensor]  # by a step
     touched: Tensor | None  # takes the number of rows that a sparse gradient touches, and then the rows
     lent: int  # numbers in the statistic that have memory during a step alone
 
 
+_FIELDS = len(native.TENSOR)
 _G_DATA, _STREAM, _SQUARES, _SUMS = map([*native.TENSOR].index, ("g.data", "stream", "statistic.data", "sums"))
 
 
@@ -143,9 +150,36 @@ def _describe(
         *(0,) * (4 * (3 - len(v))),
         *(*divisors[1:], *(1,) * (3 - len(v)), combine),
     )
-    packed, written = array.array("q", fields), [x, *state]
+    overlaps = x_at - size * g_span, x_at + size * x_span
     lent = statistic.numel() if is_lent and not is_sparse and layout.kind != PER_ENTRY else 0
-    return _Description(packed, x_at, x_at + size * x_span, size * g_span, written, touched, lent)
+    return _Description(array.array("q", fields), overlaps, [x, *state], touched, lent)
+
+
+class Batch(RepeatedUpdates):
+    """Updates that the kernels take in one call, described once. Later steps only change where the gradients are."""
+
+    def __init__(self, updates: Sequence[Update]) -> None:
+        super().__init__(updates)
+        described: list[_Description] = [update.prepared for update in updates]
+        self.fields = array.array("q", b"".join([own.fields for own in described]))
+        self.written = [*itertools.chain.from_iterable([own.written for own in described])]
+        self.is_narrow = any(update.param.dtype in NARROW for update in updates)
+        self._overlaps = [own.overlaps for own in described]
+        self._without_memory = self._gradients().count(0)  # the empty ones
+
+    def _gradients(self) -> array.array[int]:
+        return self.fields[_G_DATA::_FIELDS]
+
+    def renew(self) -> bool:
+        """Whether the updates' gradients, of the same layout as before, lie where they may. If so, take them over."""
+        addresses = [*map(Tensor.data_ptr, [update.grad for update in self])]
+        if addresses.count(0) != self._without_memory:
+            return False
+        for at, (low, high) in zip(addresses, self._overlaps, strict=True):
+            if low < at < high:
+                return False
+        self.fields[_G_DATA::_FIELDS] = array.array("q", addresses)
+        return True
 
 
 def statistics_layout(
@@ -218,24 +252,8 @@ def _packed(config: Config, is_random: bool) -> bytes:
 class Native(Foreach):
     """The same computation as `Reference` and `Sparse`, up to rounding, in C, for arrays in CPU memory."""
 
-    @staticmethod
-    def reuse(updates: list[Update]) -> tuple[list[Update], list[Update]]:
-        """Split the updates: those prepared for the kernels in the last step and still valid, and the others."""
-        ready, others = [], []
-        for update in updates:
-            description = update.prepared
-            if type(description) is not _Description:
-                others.append(update)
-                continue
-            fields, x_start, x_end, g_bytes, *_ = description
-            g_at = update.grad.data_ptr()
-            if g_at and (g_at >= x_end or x_start >= g_at + g_bytes):  # new gradients of the same layout
-                fields[_G_DATA], fields[_STREAM] = g_at, update.stream
-                ready.append(update)
-            else:
-                update.prepared = None
-                others.append(update)
-        return ready, others
+    def repeated(self, updates: Sequence[Update]) -> Batch:
+        return Batch(updates)
 
     def reason_against(self, update: Update, config: Config) -> str:
         if torch.compiler.is_compiling() or not are_plain((update.param,)):
@@ -256,10 +274,10 @@ class Native(Foreach):
         return ""
 
     def step(self, updates: Sequence[Update], config: Config) -> None:
-        if None in [update.prepared for update in updates]:
+        if not isinstance(updates, Batch) and None in [update.prepared for update in updates]:
             _step_as_operator(updates, config)
         elif isinstance(config, SteepestConfig):
-            _descend(updates, config)
+            _descend(_batch(updates), config)
         else:
             _run(updates, config)
 
@@ -271,22 +289,28 @@ class Native(Foreach):
         _run(updates, config, native.MOVE)
 
 
+def _batch(updates: Sequence[Update]) -> Batch:
+    return updates if isinstance(updates, Batch) else Batch(updates)
+
+
 def _run(updates: Sequence[Update], config: Config, what: int = _READ_AND_MOVE) -> None:
     """The step, or a part of it, of tensors that are described already."""
-    is_random = any(rounds_at_random(update.param, config) for update in updates)
-    _call(updates, _packed(config, is_random), what)
+    batch = _batch(updates)
+    is_random = config.stochastic_rounding and batch.is_narrow
+    if is_random:
+        batch.fields[_STREAM::_FIELDS] = array.array("q", [update.stream for update in batch])
+    _call(batch, _packed(config, is_random), what)
 
 
-def _call(updates: Sequence[Update], packed: bytes, what: int = _READ_AND_MOVE) -> None:
-    described = [update.prepared for update in updates]
-    torch.autograd.graph.increment_version(itertools.chain.from_iterable([own.written for own in described]))
-    arguments = b"".join([own.fields for own in described]), len(updates), packed, native.threads()
+def _call(batch: Batch, packed: bytes, what: int = _READ_AND_MOVE) -> None:
+    torch.autograd.graph.increment_version(batch.written)
+    arguments = batch.fields.tobytes(), len(batch), packed, native.threads()
     library = native.load()
-    if updates[0].grad.is_sparse:
+    if batch[0].grad.is_sparse:
         refused = _with_room(library.matrix_adagrad_sparse_step, *arguments)
         if refused:
-            raise IndexError(_what_is_missing(updates[-1 - refused]))
-        for update in updates:
+            raise IndexError(_what_is_missing(batch[-1 - refused]))
+        for update in batch:
             touched = update.prepared.touched
             if touched is not None:
                 update.rows = touched[1 : 1 + int(touched[0])]
@@ -360,27 +384,28 @@ def measured_directions(update: Update, config: SteepestConfig) -> Update:
     return replace(viewed, statistics=(squares,), divisors=(divisor,))
 
 
-def _descend(updates: Sequence[Update], config: SteepestConfig) -> None:
-    lent = _lend([update.prepared for update in updates])
+def _descend(batch: Batch, config: SteepestConfig) -> None:
+    lent = _lend(batch)
     if not config.floor:
-        _run(updates, config)
+        _run(batch, config)
         return
-    _run(updates, config, native.READ)
-    count([update.step for update in updates])
-    for update, room in zip(updates, lent.split([update.prepared.lent for update in updates]), strict=True):
+    _run(batch, config, native.READ)
+    count([update.step for update in batch])
+    for update, room in zip(batch, lent.split([update.prepared.lent for update in batch]), strict=True):
         squares = room.view(wide_dtype(update.param.dtype))[: len(room)]
         squares.copy_(floored(squares, config.floor))
-    _run(updates, config, native.MOVE)
+    _run(batch, config, native.MOVE)
 
 
-def _lend(described: Sequence[_Description]) -> Tensor:
+def _lend(batch: Batch) -> Tensor:
     """Give the squares of all blocks memory for one step, 8 bytes each."""
-    room = torch.empty(sum(own.lent for own in described), dtype=torch.float64, device="cpu")
+    numbers = [update.prepared.lent for update in batch]
+    room = torch.empty(sum(numbers), dtype=torch.float64, device="cpu")
     at = room.data_ptr()
-    for own in described:
-        if own.lent:
-            own.fields[_SQUARES] = own.fields[_SUMS] = at
-            at += 8 * own.lent
+    for first, number in zip(range(0, len(batch.fields), _FIELDS), numbers, strict=True):
+        if number:
+            batch.fields[first + _SQUARES] = batch.fields[first + _SUMS] = at
+            at += 8 * number
     return room
 
 
@@ -473,7 +498,7 @@ def _step(
     except NotCoveredError as reason:
         raise refusal("fused", str(reason)) from None
     named = dict(zip((name for name in Config().numbers if name != "lr"), numbers, strict=True))
-    _call(updates, native.pack_config({**named, "lr": float(lr), "seed": is_random}))
+    _call(Batch(updates), native.pack_config({**named, "lr": float(lr), "seed": is_random}))
 
 
 @_step.register_fake

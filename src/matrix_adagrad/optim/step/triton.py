@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.native.matrices import NotCoveredError
-from matrix_adagrad.optim.step.backend import Backend
+from matrix_adagrad.optim.step.backend import Backend, RepeatedUpdates
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.triton_tensors import (
     AXES,
@@ -64,21 +64,21 @@ def _kernels() -> Any:
 # ------------------------------------------------------------------------------------------------------------- the step
 
 
+class _Repeated(RepeatedUpdates):
+    def renew(self) -> bool:
+        return all(_takes(update.prepared, update.grad) for update in self)
+
+
 class Triton(Backend):
     """The same computation as `Reference` and `Sparse`, up to rounding, in Triton kernels, for tensors on GPUs."""
 
-    def reuse(self, updates: list[Update]) -> tuple[list[Update], list[Update]]:
-        ready: list[Update] = []
-        others: list[Update] = []
-        for update in updates:
-            described = update.prepared
-            is_ready = type(described) is Description and _takes(described, update.grad)
-            (ready if is_ready else others).append(update)
-        return ready, others
+    def runs_on(self, device: torch.device) -> bool:
+        return device.type in DEVICES
+
+    def repeated(self, updates: Sequence[Update]) -> _Repeated:
+        return _Repeated(updates)
 
     def reason_against(self, update: Update, config: Config) -> str:
-        if update.param.device.type not in DEVICES:
-            return "Triton's kernels run on GPUs"
         if torch.compiler.is_compiling() or config.differentiable:
             return "torch.compile and autograd trace torch's own operators"
         if reason := missing():
