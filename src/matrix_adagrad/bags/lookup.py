@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import weakref
@@ -71,8 +72,14 @@ class BagBatch:
 class StepsBags(Protocol):
     """Steps tables in the backward pass from a batch, without a gradient for each table."""
 
-    def step_bags(self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch) -> set[int]:
-        """Step those of the tables that can be. Returns the numbers of their features."""
+    def step_bags(
+        self,
+        tables: Sequence[Tensor],
+        features: Sequence[tuple[int, Feature]],
+        batch: BagBatch,
+        check: Callable[[], None],
+    ) -> set[int]:
+        """Step those of the tables that can be, in one call, or after a check. Returns the numbers of their features."""
 
 
 class _Call:
@@ -171,6 +178,16 @@ class Lookup:
             )
         raise out_of_range(feature, rows, low, high)
 
+    def check(self, tables: Sequence[Tensor], batch: BagBatch) -> None:
+        """Refuse ids and offsets that somebody has written to since the forward pass, unless torch has seen it."""
+        index, offsets = batch.index, batch.offsets
+        wrong = native.load().matrix_adagrad_check_bags(
+            *(self._describe(tables).data_ptr(), len(self.features), index.data_ptr(), len(index)),
+            *(offsets.data_ptr(), batch.bags, native.threads()),
+        )
+        if wrong:
+            self._refuse(wrong - 1, tables, index, offsets, batch.bags)
+
     # ----------------------------------------------------------------------------------------------- the backward pass
 
     def begin(self) -> _Call:
@@ -228,9 +245,12 @@ class Lookup:
             if stepper is not None and accumulates(nodes[number]) and not has_tensor_hooks(table):
                 steppers.setdefault(stepper, []).append(i)
         done: set[int] = set()
+        check = functools.partial(self.check, tables, batch)
+        if any(len(numbers) < len(self.features) for numbers in steppers.values()):
+            check()  # before one moves and another does not
         for stepper, numbers in steppers.items():
             features = [(i, self.features[i]) for i in numbers]
-            stepped = stepper.step_bags([tables[feature.table] for _, feature in features], features, batch)
+            stepped = stepper.step_bags([tables[feature.table] for _, feature in features], features, batch, check)
             done.update(self.features[i].table for i in stepped)
         return done
 
@@ -271,6 +291,8 @@ class _SumBags(torch.autograd.Function):
         batch = BagBatch(index, offsets, weights, values, len(grad))
         nodes = [node for node, _ in ctx.next_functions[-len(ctx.tables) :]]
         done = lookup.stepped(ctx.tables, nodes, batch) if lookup.finish(ctx.call) and len(grad) else set()
+        if not done:
+            lookup.check(ctx.tables, batch)
         # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
         if len(done) < len(ctx.tables) and values.data_ptr() == grad.data_ptr() and not is_ours:
             batch = replace(batch, values=values.clone())

@@ -39,7 +39,7 @@ DTYPES = {dtype: i for i, dtype in enumerate((torch.float32, torch.float64, torc
 MOST_ROWS = 1 << 32
 
 # The version of the functions' interface.
-INTERFACE = 4
+INTERFACE = 5
 
 # The fields of the struct `tensor` of kernels.h, and their types.
 _ARRAYS = {"data": "pointer", "batch": "int64_t", "outer": "int64_t", "inner": "int64_t"}
@@ -132,6 +132,7 @@ def load() -> ctypes.CDLL:
             number,
             [pointer, number, number, pointer, number, pointer, pointer, number, pointer, number, number],
         ),
+        "check_bags": (number, [pointer, number, pointer, number, pointer, number, number]),
         "catch_up": (number, [ctypes.c_char_p, number, number]),
         "use_at_most": (None, [number]),
         "shrink": (None, [pointer, pointer, number, number, real, pointer, number]),

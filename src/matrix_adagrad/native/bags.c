@@ -152,3 +152,35 @@ EXPORT int64_t matrix_adagrad_sum_bags(const feature *features, int64_t feature_
     });
     return result;
 }
+
+/* Whether bags `first` to `end` of a feature ascend and have rows of its table alone. */
+static int are_bags(const feature *table, const int64_t *index, int64_t index_count, const int64_t *offsets,
+                    int64_t first, int64_t end)
+{
+    int64_t start = read_once(offsets + first), before = start, is_valid = start >= 0;
+    for (int64_t b = first; b < end; b++) {
+        int64_t next = read_once(offsets + b + 1);
+        is_valid &= before <= next;
+        before = next;
+    }
+    if (!is_valid || before > index_count) return 0;
+    uint64_t max_row = 0;
+    for (int64_t k = start; k < before; k++) {
+        uint64_t row = (uint64_t)read_once(index + k);
+        max_row = row > max_row ? row : max_row;
+    }
+    return start == before || max_row < (uint64_t)table->rows;
+}
+
+/* Returns 0; or 1 + f for a feature that matrix_adagrad_sum_bags would refuse. */
+EXPORT int64_t matrix_adagrad_check_bags(const feature *features, int64_t feature_count, const int64_t *index,
+                                         int64_t index_count, const int64_t *offsets, int64_t bags, int64_t threads)
+{
+    int64_t result = 0;
+    if (index_count + feature_count * bags <= SERIAL_ENTRIES) threads = 1;
+    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < feature_count * ceil_div(bags, TILE_ENTRIES); k++), {
+        int64_t f = k % feature_count, first = k / feature_count * TILE_ENTRIES, end = min(bags, first + TILE_ENTRIES);
+        if (!are_bags(&features[f], index, index_count, offsets + f * bags, first, end)) report(&result, 1 + f);
+    });
+    return result;
+}

@@ -53,7 +53,7 @@ enum dtype { F32, F64, BF16, F16, DTYPES };
 /* ---------------------------------------------------------------------------------------- what Python hands over */
 
 /* Incremented with every change of an exported function; the fields below describe themselves. */
-enum { INTERFACE = 4 };
+enum { INTERFACE = 5 };
 
 typedef void *pointer;
 typedef const int64_t *indices;

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.optim.state import NUMBERS
 from matrix_adagrad.optim.step.cache import are_immutable
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.dispatch import NATIVE
@@ -30,6 +31,7 @@ class SingleStep(Protocol):
     stepper: Optimizer
     number: int  # of the parameter group
     place: int  # in the group
+    index: int  # in the optimizer
 
 
 class BagSteps:
@@ -50,7 +52,7 @@ class BagSteps:
         self._features = features
         self._hooks = [hooks for step in steps for hooks in step_hooks(step.stepper)]
         self._optimizer, self._number = steps[0].owner, steps[0].number
-        self._places = [step.place for step in steps]
+        self._steps = steps
         self._updates: list[Update] = []
         self._config: Config
         self._is_immutable = False
@@ -72,7 +74,7 @@ class BagSteps:
                 self._updates = []
             self._config, self._kept, self._values = config, kept, values
             self._is_immutable = are_immutable(values, config)
-        tables = [group["params"][place] for place in self._places]
+        tables = [group["params"][step.place] for step in self._steps]
         if any(map(operator.is_not, tables, self._tables)):
             raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
         if not self._updates or self._layout_of(tables, batch) != self._layout:
@@ -93,7 +95,7 @@ class BagSteps:
         for table, gradient in zip(tables, gradients, strict=True):
             table.grad = gradient
         try:
-            updates = self._optimizer.updates_of(subgroup(group, self._places), config)
+            updates = self._optimizer.updates_of(subgroup(group, self._steps), config)
         finally:
             for table in tables:
                 table.grad = None
@@ -122,7 +124,7 @@ def _is_plain(config: Config) -> bool:
     return is_native and config.domain is None and config.lazy == "touched"
 
 
-def subgroup(group: dict[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """A parameter group with some of the parameters, at these places."""
-    lists = {key: [group[key][place] for place in places] for key in group if key in ("params", "param_names")}
-    return {**group, **lists}
+def subgroup(group: dict[str, Any], steps: Sequence[SingleStep]) -> dict[str, Any]:
+    """A parameter group with some of the parameters, which keep the numbers that they have in the optimizer."""
+    lists = {key: [group[key][step.place] for step in steps] for key in group if key in ("params", "param_names")}
+    return {**group, **lists, NUMBERS: [step.index for step in steps]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -32,10 +32,9 @@ class InBackward:
         for owner in owners:
             _check(owner)
         steps = {
-            param: _Step(owner, number, place)
+            param: _Step(owner, number, place, i)
             for owner in owners
-            for number, group in enumerate(owner.param_groups)
-            for place, param in enumerate(group["params"])
+            for i, (number, place, param) in enumerate(_places(owner))
             if param.requires_grad
         }
         self.optimizers = [step.stepper for step in steps.values()]
@@ -57,13 +56,20 @@ class InBackward:
 
     # ------------------------------------------------------------------------------- tables that are read by bags alone
 
-    def step_bags(self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]], batch: BagBatch) -> set[int]:
+    def step_bags(
+        self,
+        tables: Sequence[Tensor],
+        features: Sequence[tuple[int, Feature]],
+        batch: BagBatch,
+        check: Callable[[], None],
+    ) -> set[int]:
         """Step tables in one native call for each parameter group. Returns the numbers of their features.
 
         Args:
             tables: without a gradient yet.
             features: the only one that reads each table, with its number.
             batch: the gradients of the features' sums.
+            check: raises an error if a feature cannot be stepped: for when some tables move before others.
         """
         ids = list(map(id, tables))
         before, number = self._stepped, backward_pass()
@@ -74,6 +80,8 @@ class InBackward:
         if key not in self._bag_steps:
             self._bag_steps[key] = self._steps_of(tables, features)
         done: set[int] = set()
+        if len(self._bag_steps[key]) > 1:
+            check()
         for steps, numbers in self._bag_steps[key]:
             done.update(numbers if steps.step(batch) else ())
         stepped = {own for own, (number, _) in zip(ids, features, strict=True) if number in done}
@@ -157,6 +165,13 @@ def _check(optimizer: Optimizer) -> None:
                 raise ValueError("the parameters are already stepped in the backward pass: call remove() first")
 
 
+def _places(optimizer: Optimizer) -> Iterator[tuple[int, int, Tensor]]:
+    """All parameters, each with the number of its group and its place there."""
+    for number, group in enumerate(optimizer.param_groups):
+        for place, param in enumerate(group["params"]):
+            yield number, place, param
+
+
 def _in_parts(table: Tensor) -> RuntimeError:
     return RuntimeError(
         f"a table of shape {tuple(table.shape)} was looked up by EmbeddingBags, which stepped it, and is used "
@@ -167,15 +182,15 @@ def _in_parts(table: Tensor) -> RuntimeError:
 class _Step:
     """Steps one parameter, with its owner's options and state at the time of the call."""
 
-    def __init__(self, owner: Optimizer, number: int, place: int) -> None:
-        self.owner, self.number, self.place, self.stepper = owner, number, place, without_hooks(owner)
+    def __init__(self, owner: Optimizer, number: int, place: int, index: int) -> None:
+        self.owner, self.number, self.place, self.index, self.stepper = owner, number, place, index, without_hooks(owner)
 
     def __call__(self, param: Tensor) -> None:
         group = self.owner.param_groups[self.number]
         if group["params"][self.place] is not param:
             raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
         # Both are new after load_state_dict.
-        self.stepper.param_groups, self.stepper.state = [subgroup(group, [self.place])], self.owner.state
+        self.stepper.param_groups, self.stepper.state = [subgroup(group, [self])], self.owner.state
         try:
             self.stepper.step()
         finally:

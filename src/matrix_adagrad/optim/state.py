@@ -30,7 +30,9 @@ from matrix_adagrad.optim.saved import (
 from matrix_adagrad.optim.step.config import RUN_OPTIONS, Config, check_options
 from matrix_adagrad.optim.step.update import empty_like, is_sharded, local
 
-__all__ = ["STEP", "StatefulOptimizer"]
+__all__ = ["NUMBERS", "STEP", "StatefulOptimizer"]
+
+NUMBERS = "param_numbers"  # in a part of a group, those of its parameters in the optimizer
 
 _AS_CONSTRUCTED = ("geometry", "rescale", "domain", "momentum_dtype", "lazy")  # not restored from a saved state
 
@@ -46,6 +48,8 @@ class StatefulOptimizer(Optimizer):
         """A parameter's name in error messages."""
         if group.get("param_names"):
             return f"parameter {group['param_names'][i]!r}"
+        if NUMBERS in group:
+            return f"parameter {group[NUMBERS][i]}"
         before = itertools.takewhile(lambda other: other is not group, self.param_groups)
         return f"parameter {sum(len(other['params']) for other in before) + i}"
 
