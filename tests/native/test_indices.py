@@ -7,7 +7,8 @@ import torch
 
 from matrix_adagrad import EmbeddingBag, RowAdaGrad, native
 from matrix_adagrad.bags import BagGradient
-from matrix_adagrad.bags.lookup import Feature, Lookup
+from matrix_adagrad.bags.batch import Feature
+from matrix_adagrad.bags.lookup import Lookup
 from tests.optim.batches import KINDS, a_config, assert_equal, copied, fused, spread, state_of
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,15 @@ __all__ = ["BagGradient", "Entries", "concatenated"]
 Entries = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 
 aten = torch.ops.aten
+
+
+class Part(Protocol):
+    """A feature of a batch of bags: see `matrix_adagrad.bags.batch`."""
+
+    batch: Any
+
+    def entries(self) -> Entries:
+        """Those of the gradient."""
 
 
 class BagGradient(Tensor):
@@ -61,6 +70,15 @@ class BagGradient(Tensor):
 
     __torch_function__ = no_torch_function
 
+    CHANGED = (
+        "the indices of an EmbeddingBag, or the gradient of its output, were changed in place after the "
+        "backward pass, but the table's gradient needs them: step the optimizer first, or change a copy"
+    )
+
+    part: Part | None  # of a batch of bags, which the gradient is as long as nobody changes it
+    _own: Entries | None  # made when they are asked for
+    _versions: dict[int, int]
+
     @staticmethod
     def __new__(
         cls,
@@ -78,9 +96,20 @@ class BagGradient(Tensor):
         self._set(index, offsets, weights, values)
         return self
 
+    @classmethod
+    def of_part(cls, part: Part, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> BagGradient:
+        """The gradient of one feature of a batch. It has entries of its own once they are asked for."""
+        self: BagGradient = empty_wrapper(cls, shape, dtype, device)
+        self.part, self._own = part, None
+        return self
+
     def _set(self, index: Tensor, offsets: Tensor | None, weights: Tensor | None, values: Tensor) -> None:
-        self._entries = index, offsets, weights, values
-        self._versions = {part: version_of(tensor) for part, tensor in enumerate(self._entries) if tensor is not None}
+        self.part = None
+        self._keep((index, offsets, weights, values))
+
+    def _keep(self, entries: Entries) -> None:
+        self._own = entries
+        self._versions = {part: version_of(tensor) for part, tensor in enumerate(entries) if tensor is not None}
 
     def entries(self) -> Entries:
         """Index, offsets (None if every row has its own values), weights (None if all are 1) and values.
@@ -89,14 +118,19 @@ class BagGradient(Tensor):
             RuntimeError: if other code that shares the index or the values has since written to them. Torch does not
                 see writes through NumPy or ``.data``.
         """
+        entries = self._entries
         for part, version in self._versions.items():
-            tensor = self._entries[part]
+            tensor = entries[part]
             if tensor is not None and version_of(tensor) != version:
-                raise RuntimeError(
-                    "the indices of an EmbeddingBag, or the gradient of its output, were changed in place after the "
-                    "backward pass, but the table's gradient needs them: step the optimizer first, or change a copy"
-                )
-        return self._entries
+                raise RuntimeError(self.CHANGED)
+        return entries
+
+    @property
+    def _entries(self) -> Entries:
+        if self._own is None:
+            assert self.part is not None
+            self._keep(self.part.entries())
+        return self._own  # type: ignore[return-value]
 
     # ----------------------------------------------------------------------------- what is asked of a sparse gradient
 
@@ -232,6 +266,8 @@ def _with_values(gradient: BagGradient, change: Callable[[Tensor], Tensor]) -> B
 
 
 def _share(gradient: BagGradient) -> BagGradient:
+    if gradient.part is not None:
+        return BagGradient.of_part(gradient.part, gradient.shape, gradient.dtype, gradient.device)
     return _with_values(gradient, lambda values: values)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from matrix_adagrad import native
+from matrix_adagrad.bags.batch import BagBatch, Feature, quoted, refuse_bags
 from matrix_adagrad.bags.gradient import BagGradient, concatenated
 from matrix_adagrad.geometry import wide_dtype
 from matrix_adagrad.torch_private import (
@@ -26,60 +26,20 @@ from matrix_adagrad.torch_private import (
     is_transformed,
 )
 
-__all__ = ["BagBatch", "Feature", "Lookup", "is_covered", "is_index", "out_of_range", "without_padding"]
+__all__ = ["Lookup", "is_covered", "is_index", "without_padding"]
 
 
 # For a hundred tables, loops in Python take longer than the kernels.
 _shape, _dtype, _is_cpu = map(operator.attrgetter, ("shape", "dtype", "is_cpu"))
 
 
-@dataclass(frozen=True)
-class Feature:
-    """Bags of rows of a table, whose sums are some columns of the output."""
-
-    name: str
-    table: int  # its number
-    column: int  # of the output, the first
-    width: int
-    is_mean: bool = False
-    table_name: str = ""
-
-
-@dataclass(frozen=True)
-class BagBatch:
-    """The gradient of a batch: bags of all features, and the gradients of their sums, side by side."""
-
-    index: Tensor
-    offsets: Tensor  # the bags of feature f start at offsets[f * bags]
-    weights: Tensor | None
-    values: Tensor  # (bags, sum of widths)
-    bags: int
-
-    def gradients(self, features: Sequence[tuple[int, Feature]], shapes: Sequence[torch.Size]) -> list[BagGradient]:
-        """The gradients of some features, which come with their numbers, for tables of these shapes."""
-        if len(features) == 1 and len(self.offsets) == self.bags + 1:  # the only one of the batch
-            return [BagGradient(self.index, self.offsets, self.values, shapes[0], weights=self.weights, check=False)]
-        found = []
-        for (i, feature), shape in zip(features, shapes, strict=True):
-            own = self.offsets[i * self.bags : (i + 1) * self.bags + 1]
-            place = slice(int(own[0]), int(own[-1]))
-            values = self.values[:, feature.column : feature.column + feature.width]
-            weights = None if self.weights is None else self.weights[place]
-            found.append(BagGradient(self.index[place], own - own[0], values, shape, weights=weights, check=False))
-        return found
-
-
 class StepsBags(Protocol):
     """Steps tables in the backward pass from a batch, without a gradient for each table."""
 
     def step_bags(
-        self,
-        tables: Sequence[Tensor],
-        features: Sequence[tuple[int, Feature]],
-        batch: BagBatch,
-        check: Callable[[], None],
+        self, tables: Sequence[Tensor], features: Sequence[int], batch: BagBatch
     ) -> set[int]:
-        """Step those of the tables that can be, in one call, or after a check. Returns the numbers of their features."""
+        """Step those of the tables that can be. Returns the numbers of the features that read them."""
 
 
 class _Call:
@@ -117,19 +77,21 @@ class Lookup:
         sums: Tensor = _SumBags.apply(self, index, offsets, sample_weights, *tables)  # type: ignore[no-untyped-call]
         return sums
 
-    def sums(self, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """The same, not recorded."""
+    def sums(
+        self, described: Tensor, dtype: torch.dtype, index: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """The same, not recorded, for tables that are described, all of this dtype."""
         bags = (len(offsets) - 1) // len(self.features)
-        described, out = self._describe(tables), self._output(bags, tables[0].dtype)
+        out = self._output(bags, dtype)
         wrong = native.load().matrix_adagrad_sum_bags(
-            *(described.data_ptr(), len(self.features), native.DTYPES[tables[0].dtype]),
+            *(described.data_ptr(), len(self.features), native.DTYPES[dtype]),
             *(index.data_ptr(), len(index), 0 if weights is None else weights.data_ptr()),
             *(offsets.data_ptr(), bags, out.data_ptr(), self.width, native.threads()),
         )
         if wrong == native.NO_MEMORY:
             raise MemoryError(f"no memory was left to sum bags of {len(index)} rows")
         if wrong:
-            self._refuse(wrong - 1, tables, index, offsets, bags)
+            refuse_bags(self.features[wrong - 1], wrong - 1, described, index, offsets)
         return out
 
     def _output(self, bags: int, dtype: torch.dtype) -> Tensor:
@@ -144,7 +106,7 @@ class Lookup:
             self._rooms = [room, *[other for other in self._rooms if other is not room][:1]]
         return out
 
-    def _describe(self, tables: Sequence[Tensor]) -> Tensor:
+    def described(self, tables: Sequence[Tensor]) -> Tensor:
         """The features as a list of ``struct feature``."""
         known = [*map(Tensor.data_ptr, tables), *map(_shape, tables), *map(Tensor.stride, tables)]
         described = self._described  # another thread may replace it
@@ -155,38 +117,12 @@ class Lookup:
                 rows, columns = table.shape
                 if columns != feature.width:
                     raise ValueError(
-                        f"the table{_quoted(feature)} was made with width {feature.width}, and is {columns} wide now: "
+                        f"the table{quoted(feature)} was made with width {feature.width}, and is {columns} wide now: "
                         "make a new module"
                     )
                 fields.append((table.data_ptr(), rows, columns, table.stride(0), feature.column, int(feature.is_mean)))
             described = self._described = known, torch.tensor(fields, dtype=torch.int64, device="cpu")
         return described[1]
-
-    def _refuse(self, number: int, tables: Sequence[Tensor], index: Tensor, offsets: Tensor, bags: int) -> None:
-        feature = self.features[number]
-        rows, own = len(tables[feature.table]), offsets[number * bags : (number + 1) * bags + 1]
-        name = _quoted(feature)
-        if own[0] < 0 or own[-1] > len(index) or (own.diff() < 0).any():
-            raise ValueError(
-                f"offsets must never decrease and not exceed the {len(index)} indices, those of the table{name} are "
-                f"from {own.min()} to {own.max()}"
-            )
-        low, high = index[own[0] : own[-1]].aminmax() if own[-1] > own[0] else (0, -1)
-        if 0 <= low <= high < rows:
-            raise IndexError(
-                f"bags of a table with {rows} rows are out of range: were they written to while they were summed?"
-            )
-        raise out_of_range(feature, rows, low, high)
-
-    def check(self, tables: Sequence[Tensor], batch: BagBatch) -> None:
-        """Refuse ids and offsets that somebody has written to since the forward pass, unless torch has seen it."""
-        index, offsets = batch.index, batch.offsets
-        wrong = native.load().matrix_adagrad_check_bags(
-            *(self._describe(tables).data_ptr(), len(self.features), index.data_ptr(), len(index)),
-            *(offsets.data_ptr(), batch.bags, native.threads()),
-        )
-        if wrong:
-            self._refuse(wrong - 1, tables, index, offsets, batch.bags)
 
     # ----------------------------------------------------------------------------------------------- the backward pass
 
@@ -221,10 +157,11 @@ class Lookup:
     def gradients(self, tables: Sequence[Tensor], batch: BagBatch, done: set[int]) -> list[Tensor | None]:
         """The gradients of the tables, except for those that are done."""
         found: list[list[BagGradient]] = [[] for _ in tables]
-        features = [(i, feature) for i, feature in enumerate(self.features) if feature.table not in done]
-        shapes = [tables[feature.table].shape for _, feature in features]
-        for (_, feature), gradient in zip(features, batch.gradients(features, shapes), strict=True):
-            found[feature.table].append(gradient)
+        numbers = [i for i, feature in enumerate(self.features) if feature.table not in done]
+        readers = [self.features[i].table for i in numbers]
+        shapes = [tables[table].shape for table in readers]
+        for table, gradient in zip(readers, batch.gradients(numbers, shapes), strict=True):
+            found[table].append(gradient)
         return [parts[0] if len(parts) == 1 else concatenated(parts) if parts else None for parts in found]
 
     def stepped(self, tables: Sequence[Tensor], nodes: Sequence[Any], batch: BagBatch) -> set[int]:
@@ -245,27 +182,12 @@ class Lookup:
             if stepper is not None and accumulates(nodes[number]) and not has_tensor_hooks(table):
                 steppers.setdefault(stepper, []).append(i)
         done: set[int] = set()
-        check = functools.partial(self.check, tables, batch)
         if any(len(numbers) < len(self.features) for numbers in steppers.values()):
-            check()  # before one moves and another does not
+            batch.check()  # before one moves and another does not
         for stepper, numbers in steppers.items():
-            features = [(i, self.features[i]) for i in numbers]
-            stepped = stepper.step_bags([tables[feature.table] for _, feature in features], features, batch, check)
+            stepped = stepper.step_bags([tables[self.features[i].table] for i in numbers], numbers, batch)
             done.update(self.features[i].table for i in stepped)
         return done
-
-
-def _quoted(feature: Feature) -> str:
-    """The name of a feature's table in an error, after a space. The single feature of an `EmbeddingBag` has none."""
-    return f" {feature.table_name!r}" if feature.table_name else ""
-
-
-def out_of_range(feature: Feature, rows: int, low: Tensor | int, high: Tensor | int) -> IndexError:
-    """The error that says which table, and which feature if it has another name, has bags with other rows."""
-    of_feature = f" of {feature.name!r}" if feature.name != feature.table_name else ""
-    return IndexError(
-        f"the table{_quoted(feature)} has {rows} rows, and its bags{of_feature} have rows {low} to {high}"
-    )
 
 
 class _SumBags(torch.autograd.Function):
@@ -274,10 +196,12 @@ class _SumBags(torch.autograd.Function):
         ctx: Any, lookup: Lookup, index: Tensor, offsets: Tensor, sample_weights: Tensor | None, *tables: Tensor
     ) -> Tensor:
         weights = None if sample_weights is None else sample_weights.detach().to(wide_dtype(tables[0].dtype))
-        out = lookup.sums(tables, index, offsets, None if weights is None else weights.contiguous())
+        weights = None if weights is None else weights.contiguous()
+        described = lookup.described(tables)
+        out = lookup.sums(described, tables[0].dtype, index, offsets, weights)
         weigh = sample_weights is not None and ctx.needs_input_grad[3]
         ctx.save_for_backward(index, offsets, weights, *(tables if weigh else ()))
-        ctx.lookup, ctx.tables, ctx.call = lookup, tables, lookup.begin()
+        ctx.lookup, ctx.tables, ctx.described, ctx.call = lookup, tables, described, lookup.begin()
         return out
 
     @staticmethod
@@ -288,11 +212,11 @@ class _SumBags(torch.autograd.Function):
         index, offsets, weights, *weighed = ctx.saved_tensors
         by_sample = _of_weights(lookup, weighed, index, offsets, grad) if weighed else None
         values = lookup.values_of(grad.detach().contiguous(), offsets)
-        batch = BagBatch(index, offsets, weights, values, len(grad))
+        batch = BagBatch(index, offsets, weights, values, lookup.features, ctx.described)
         nodes = [node for node, _ in ctx.next_functions[-len(ctx.tables) :]]
         done = lookup.stepped(ctx.tables, nodes, batch) if lookup.finish(ctx.call) and len(grad) else set()
         if not done:
-            lookup.check(ctx.tables, batch)
+            batch.check()
         # As in torch's gradient accumulation: take over a tensor that nobody else holds, copy any other.
         if len(done) < len(ctx.tables) and values.data_ptr() == grad.data_ptr() and not is_ours:
             batch = replace(batch, values=values.clone())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from matrix_adagrad.bags.lookup import Feature, Lookup, is_covered, without_padding
+from matrix_adagrad.bags.batch import Feature
+from matrix_adagrad.bags.lookup import Lookup, is_covered, without_padding
 
 __all__ = ["EmbeddingBag"]
 

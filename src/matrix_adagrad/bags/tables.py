@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from matrix_adagrad.bags.lookup import Feature, Lookup, is_covered, out_of_range, without_padding
+from matrix_adagrad.bags.batch import Feature, out_of_range
+from matrix_adagrad.bags.lookup import Lookup, is_covered, without_padding
 from matrix_adagrad.torch_private import is_transformed
 
 __all__ = ["EmbeddingBags", "Table"]

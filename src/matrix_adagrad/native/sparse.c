@@ -30,8 +30,8 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
                           int64_t threads)
 {
     int64_t share = ceil_div(n, threads), mask = ((int64_t)1 << digit_bits) - 1;
-    memset(counts, 0, (size_t)threads * BUCKETS * sizeof *counts);
     PARALLEL_FOR_STATIC((int64_t c = 0; c < threads; c++), {
+        memset(counts + c * BUCKETS, 0, (size_t)(mask + 1) * sizeof *counts);
         for (int64_t k = min(n, c * share); k < min(n, (c + 1) * share); k++)
             counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++;
     });

@@ -10,13 +10,12 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.bags.batch import BagBatch
 from matrix_adagrad.optim.state import NUMBERS
 from matrix_adagrad.optim.step.cache import are_immutable
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.dispatch import NATIVE
-from matrix_adagrad.optim.step.native import BagFields
-from matrix_adagrad.optim.step.update import Update
+from matrix_adagrad.optim.step.native import BagUpdates
 from matrix_adagrad.torch_private import step_hooks
 
 __all__ = ["BagSteps", "SingleStep", "subgroup"]
@@ -42,18 +41,18 @@ class BagSteps:
     Args:
         tables: in one parameter group.
         steps: of the tables in the backward pass.
-        features: that read the tables, with their numbers.
+        features: the numbers of those that read the tables.
     """
 
     def __init__(
-        self, tables: Sequence[Tensor], steps: Sequence[SingleStep], features: Sequence[tuple[int, Feature]]
+        self, tables: Sequence[Tensor], steps: Sequence[SingleStep], features: Sequence[int]
     ) -> None:
         self._tables = tables
         self._features = features
         self._hooks = [hooks for step in steps for hooks in step_hooks(step.stepper)]
         self._optimizer, self._number = steps[0].owner, steps[0].number
         self._steps = steps
-        self._updates: list[Update] = []
+        self._updates: BagUpdates | None = None
         self._config: Config
         self._is_immutable = False
         self._kept: tuple[Any, ...] = ()
@@ -71,26 +70,26 @@ class BagSteps:
             before, values = self._values, self._optimizer.option_values(group)
             kept = config.kept, _is_plain(config)
             if not before or kept != self._kept or values[0] is not before[0] or isinstance(config, SteepestConfig):
-                self._updates = []
+                self._updates = None
             self._config, self._kept, self._values = config, kept, values
             self._is_immutable = are_immutable(values, config)
         tables = [group["params"][step.place] for step in self._steps]
         if any(map(operator.is_not, tables, self._tables)):
             raise RuntimeError("the optimizer's groups have changed since step_in_backward: call it again")
-        if not self._updates or self._layout_of(tables, batch) != self._layout:
+        if self._updates is None or self._layout_of(tables, batch) != self._layout:
             self._updates = self._planned(group, tables, batch)
-            if not self._updates:
+            if self._updates is None:
                 return False
-            self._fields, self._layout = BagFields(self._updates, self._features), self._layout_of(tables, batch)
+            self._layout = self._layout_of(tables, batch)
         if self._config.is_random:
             self._optimizer.assign_streams(self._updates, self._config)
-        return self._fields.step(batch, self._config)
+        return self._updates.step(batch, self._config)
 
-    def _planned(self, group: dict[str, Any], tables: Sequence[Tensor], batch: BagBatch) -> list[Update]:
-        """The updates, described for the kernels. Empty if these do not take all of them."""
+    def _planned(self, group: dict[str, Any], tables: Sequence[Tensor], batch: BagBatch) -> BagUpdates | None:
+        """The updates, described for the kernels. None if these do not take all of them."""
         config = self._config
         if not _is_plain(config):
-            return []
+            return None
         gradients = batch.gradients(self._features, [table.shape for table in tables])
         for table, gradient in zip(tables, gradients, strict=True):
             table.grad = gradient
@@ -100,9 +99,10 @@ class BagSteps:
             for table in tables:
                 table.grad = None
         is_taken = not any(NATIVE.reason_against(update, config) for update in updates)
+        found = BagUpdates(updates) if is_taken else None
         for update in updates:
             del update.grad  # the kernels have their own account of it
-        return updates if is_taken else []
+        return found
 
     def _layout_of(self, tables: Sequence[Tensor], batch: BagBatch) -> list[Any]:
         """All that the description depends on, except for the gradients."""

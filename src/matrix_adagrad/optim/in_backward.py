@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.bags.batch import BagBatch
 from matrix_adagrad.optim.bag_steps import BagSteps, subgroup
 from matrix_adagrad.optim.base import MatrixOptimizer
 from matrix_adagrad.optim.combined import CombinedOptimizer, needed_by_step, without_hooks
@@ -56,42 +56,33 @@ class InBackward:
 
     # ------------------------------------------------------------------------------- tables that are read by bags alone
 
-    def step_bags(
-        self,
-        tables: Sequence[Tensor],
-        features: Sequence[tuple[int, Feature]],
-        batch: BagBatch,
-        check: Callable[[], None],
-    ) -> set[int]:
+    def step_bags(self, tables: Sequence[Tensor], features: Sequence[int], batch: BagBatch) -> set[int]:
         """Step tables in one native call for each parameter group. Returns the numbers of their features.
 
         Args:
             tables: without a gradient yet.
-            features: the only one that reads each table, with its number.
+            features: the number of the only one that reads each table.
             batch: the gradients of the features' sums.
-            check: raises an error if a feature cannot be stepped: for when some tables move before others.
         """
         ids = list(map(id, tables))
         before, number = self._stepped, backward_pass()
         if before[0] == number:
             for table in filter(self.was_stepped, tables):
                 raise _in_parts(table)
-        key = (*ids, *[number for number, _ in features])
+        key = (*ids, *features)
         if key not in self._bag_steps:
             self._bag_steps[key] = self._steps_of(tables, features)
         done: set[int] = set()
         if len(self._bag_steps[key]) > 1:
-            check()
+            batch.check()  # before any of them moves
         for steps, numbers in self._bag_steps[key]:
             done.update(numbers if steps.step(batch) else ())
-        stepped = {own for own, (number, _) in zip(ids, features, strict=True) if number in done}
+        stepped = {own for own, number in zip(ids, features, strict=True) if number in done}
         self._stepped = number, stepped | before[1] if before[0] == number else stepped
         return done
 
-    def _steps_of(
-        self, tables: Sequence[Tensor], features: Sequence[tuple[int, Feature]]
-    ) -> list[tuple[BagSteps, list[int]]]:
-        groups: defaultdict[tuple[int, int], list[tuple[Tensor, _Step, tuple[int, Feature]]]] = defaultdict(list)
+    def _steps_of(self, tables: Sequence[Tensor], features: Sequence[int]) -> list[tuple[BagSteps, list[int]]]:
+        groups: defaultdict[tuple[int, int], list[tuple[Tensor, _Step, int]]] = defaultdict(list)
         for table, feature in zip(tables, features, strict=True):
             step = self._steps[table]
             if inspect.unwrap(type(step.owner).step) is inspect.unwrap(MatrixOptimizer.step):  # torch wraps it
@@ -99,7 +90,7 @@ class InBackward:
         steps = []
         for members in groups.values():
             own, taken, read_by = zip(*members, strict=True)
-            steps.append((BagSteps(own, taken, read_by), [number for number, _ in read_by]))
+            steps.append((BagSteps(own, taken, read_by), list(read_by)))
         return steps
 
     def was_stepped(self, param: Tensor) -> bool:

@@ -20,8 +20,11 @@ class RepeatedUpdates(list[Update]):
     """Updates that take one step after another. All that changes between steps is where their gradients are."""
 
     @abstractmethod
-    def renew(self) -> bool:
+    def renew(self, config: Config) -> bool:
         """Whether the gradients, of the same layout as before, lie where they may. If so, take them over."""
+
+    def check(self) -> None:
+        """Raise an error if a step would be refused, for when other updates move before these."""
 
 
 class Backend(ABC):
@@ -36,7 +39,10 @@ class Backend(ABC):
         return ""
 
     def repeated(self, updates: Sequence[Update]) -> RepeatedUpdates | None:  # noqa: ARG002
-        """Dense updates that it has just prepared, for later steps too; None if it prepares them anew each time."""
+        """Updates that it has just prepared, for later steps too; None if it prepares them anew each time.
+
+        Their gradients are all dense, or all of one batch of bags.
+        """
         return None
 
     @abstractmethod

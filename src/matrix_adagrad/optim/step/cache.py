@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.domains import Domain
 from matrix_adagrad.geometry import Geometry
 from matrix_adagrad.optim.step.config import Config
@@ -42,8 +43,11 @@ class UpdateCache:
         self._set_config(config, values)
         grads = [update.grad for update in updates]
         self._params, self._state = [update.param for update in updates], _tensors(states)  # alive: no id is reused
-        tensors = [*self._params, *self._state, *grads]
-        is_plain = {type(x) for x in tensors} <= PLAIN and all(g.layout is torch.strided for g in grads)
+        self._bags = _bags(grads)
+        tensors = [*self._params, *self._state, *(() if self._bags else grads)]
+        is_plain = {type(x) for x in tensors} <= PLAIN and (
+            self._bags is not None or all(g.layout is torch.strided for g in grads)
+        )
         self._addresses = _addresses([*self._params, *self._state]) if is_plain else None
         if self._addresses is not None:
             self._have_same_layout = layout_guard(tensors)
@@ -70,10 +74,11 @@ class UpdateCache:
             return False
         if self._addresses is None or not _are_same(params, self._params) or not all(states):
             return False
-        state = _tensors(states)
+        state, bags = _tensors(states), _bags(grads)
         if (
-            not _are_same(state, self._state)
-            or not self._have_same_layout(*params, *state, *grads)
+            bags != self._bags
+            or not _are_same(state, self._state)
+            or not self._have_same_layout(*params, *state, *(() if bags else grads))
             or _addresses([*params, *state]) != self._addresses
         ):
             return False
@@ -111,6 +116,14 @@ def _tensors(states: list[dict[str, Any]]) -> list[Any]:
 
 def _are_same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _bags(grads: list[Any]) -> list[Any] | None:
+    """If all gradients are parts of one batch of bags: which parts, and what of the batch has to stay the same."""
+    parts = [grad.part if type(grad) is BagGradient else None for grad in grads]
+    if not parts or None in parts or len({id(part.batch) for part in parts}) > 1:
+        return None
+    return [parts[0].batch.values.dtype, *[part[1:] for part in parts]]
 
 
 def _addresses(tensors: list[Tensor]) -> list[int] | None:

@@ -55,16 +55,24 @@ class GroupPlan:
         if self.lags or len(self.steps) != 1:
             return None
         ((backend, is_sparse),) = self.steps
-        repeated = None if is_sparse else backend.repeated(updates)
+        if is_sparse != updates[0].grad.is_sparse:
+            return None
+        repeated = backend.repeated(updates)
         if repeated is None:
             return None
-        self.steps[backend, False] = repeated
+        self.steps[backend, is_sparse] = repeated
         return self
 
     def renew(self, config: Config) -> bool:
         """Whether the plan is one for this step of its updates too."""
         (updates,), self.config = self.steps.values(), config
-        return self._backends == _backends(config) and isinstance(updates, RepeatedUpdates) and updates.renew()
+        return self._backends == _backends(config) and isinstance(updates, RepeatedUpdates) and updates.renew(config)
+
+    def check(self) -> None:
+        """Refuse what a plan that is valid again has not looked at yet."""
+        for updates in self.steps.values():
+            if isinstance(updates, RepeatedUpdates):
+                updates.check()
 
     def _add_steepest(self, update: Update, config: SteepestConfig) -> None:
         if update.grad.is_sparse and not STEEPEST.takes_rows(update, config):
@@ -115,6 +123,8 @@ class GroupPlan:
 
 def run(plans: Sequence[GroupPlan]) -> None:
     """Take the step of all groups. Other work overlaps with the all-reduces over ranks."""
+    for plan in plans[: len(plans) > 1 and len(plans)]:
+        plan.check()
     for plan in plans:
         for lag, rows in plan.lags:
             lag.catch_up(plan.config, rows)

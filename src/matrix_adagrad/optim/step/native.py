@@ -18,7 +18,7 @@ from torch import Tensor
 
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
-from matrix_adagrad.bags.lookup import BagBatch, Feature
+from matrix_adagrad.bags.batch import BagBatch
 from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
 from matrix_adagrad.geometry.partitions import floored
 from matrix_adagrad.native.matrices import (
@@ -170,7 +170,7 @@ class Batch(RepeatedUpdates):
     def _gradients(self) -> array.array[int]:
         return self.fields[_G_DATA::_FIELDS]
 
-    def renew(self) -> bool:
+    def renew(self, config: Config) -> bool:  # noqa: ARG002
         """Whether the updates' gradients, of the same layout as before, lie where they may. If so, take them over."""
         addresses = [*map(Tensor.data_ptr, [update.grad for update in self])]
         if addresses.count(0) != self._without_memory:
@@ -252,7 +252,10 @@ def _packed(config: Config, is_random: bool) -> bytes:
 class Native(Foreach):
     """The same computation as `Reference` and `Sparse`, up to rounding, in C, for arrays in CPU memory."""
 
-    def repeated(self, updates: Sequence[Update]) -> Batch:
+    def repeated(self, updates: Sequence[Update]) -> RepeatedUpdates | None:
+        if updates[0].grad.is_sparse:
+            lists_rows = any(update.prepared is None or update.prepared.touched is not None for update in updates)
+            return None if lists_rows else BagUpdates(updates)
         return Batch(updates)
 
     def reason_against(self, update: Update, config: Config) -> str:
@@ -274,7 +277,9 @@ class Native(Foreach):
         return ""
 
     def step(self, updates: Sequence[Update], config: Config) -> None:
-        if not isinstance(updates, Batch) and None in [update.prepared for update in updates]:
+        if isinstance(updates, BagUpdates):
+            updates.step(updates.batch, config)
+        elif not isinstance(updates, Batch) and None in [update.prepared for update in updates]:
             _step_as_operator(updates, config)
         elif isinstance(config, SteepestConfig):
             _descend(_batch(updates), config)
@@ -324,38 +329,54 @@ def _call(batch: Batch, packed: bytes, what: int = _READ_AND_MOVE) -> None:
 _describing = threading.Lock()  # the kernel completes the descriptions: two threads must not do so at once
 
 
-class BagFields:
-    """Tables that the kernels step together, described once. Each batch only changes where their gradients are.
+class BagUpdates(RepeatedUpdates):
+    """Tables whose gradients come from one batch of bags, described once. Later batches only change where those are."""
 
-    Args:
-        updates: of the tables, described already.
-        features: the one that reads each table, with its number.
-    """
-
-    def __init__(self, updates: Sequence[Update], features: Sequence[tuple[int, Feature]]) -> None:
-        described = [update.prepared for update in updates]
-        self._updates, self._fields = updates, torch.tensor([list(own.fields) for own in described], device="cpu")
+    def __init__(self, updates: Sequence[Update]) -> None:
+        super().__init__(updates)
+        described: list[_Description] = [update.prepared for update in updates]
+        self._fields = torch.tensor([own.fields.tolist() for own in described], device="cpu")
         self._written = [tensor for own in described for tensor in own.written]
-        self._features = torch.tensor([(number, feature.column) for number, feature in features], device="cpu")
+        self._features = torch.tensor([update.grad.part[1:] for update in updates], device="cpu")
+        self._memory = [(own.fields[0], own.overlaps[1]) for own in described]  # of the tables
+
+    @property
+    def batch(self) -> BagBatch:
+        """The batch that the gradients are from."""
+        batch: BagBatch = self[0].grad.part.batch
+        return batch
+
+    def renew(self, config: Config) -> bool:
+        batch = self.batch
+        batch.check_versions()
+        start = batch.values.data_ptr()
+        end = start + batch.values.nbytes
+        for first, last in self._memory:
+            if start < last and first < end:
+                return False
+        return config.domain is None  # projections ask for the rows that a step touches
+
+    def check(self) -> None:
+        self.batch.check()
 
     def step(self, batch: BagBatch, config: Config) -> bool:
         """One step, or false if the gradients lie in the tables' own memory."""
         index, offsets, weights, values = batch.index, batch.offsets, batch.weights, batch.values
         if config.is_random:
-            self._fields[:, _STREAM] = torch.tensor([update.stream for update in self._updates])
+            self._fields[:, _STREAM] = torch.tensor([update.stream for update in self])
         torch.autograd.graph.increment_version(self._written)
         with _describing:
             refused = _with_room(
                 native.load().matrix_adagrad_bags_step,
-                *(self._fields.data_ptr(), len(self._updates), self._features.data_ptr(), index.data_ptr(), len(index)),
+                *(self._fields.data_ptr(), len(self), self._features.data_ptr(), index.data_ptr(), len(index)),
                 *(offsets.data_ptr(), batch.bags, 0 if weights is None else weights.data_ptr()),
                 *(values.data_ptr(), values.stride(0), _packed(config, rounds_at_random(values, config))),
                 native.threads(),
             )
-        if refused == -1 - len(self._updates):
+        if refused == -1 - len(self):
             return False
         if refused:
-            raise IndexError(_what_is_missing(self._updates[-1 - refused]))
+            raise IndexError(_what_is_missing(self[-1 - refused]))
         return True
 
 

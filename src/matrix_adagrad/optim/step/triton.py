@@ -65,7 +65,7 @@ def _kernels() -> Any:
 
 
 class _Repeated(RepeatedUpdates):
-    def renew(self) -> bool:
+    def renew(self, config: Config) -> bool:  # noqa: ARG002
         return all(_takes(update.prepared, update.grad) for update in self)
 
 
@@ -75,8 +75,8 @@ class Triton(Backend):
     def runs_on(self, device: torch.device) -> bool:
         return device.type in DEVICES
 
-    def repeated(self, updates: Sequence[Update]) -> _Repeated:
-        return _Repeated(updates)
+    def repeated(self, updates: Sequence[Update]) -> _Repeated | None:
+        return None if updates[0].grad.is_sparse else _Repeated(updates)
 
     def reason_against(self, update: Update, config: Config) -> str:
         if torch.compiler.is_compiling() or config.differentiable:
