@@ -18,11 +18,14 @@ from torch import Tensor, nn
 from matrix_adagrad import EmbeddingBags, RowAdaGrad, step_in_backward
 from matrix_adagrad.datasets.clicks import ClickBatch
 
-__all__ = ["FBGEMM", "OURS", "PEERS", "SHARDED", "TORCH", "TORCHREC", "Tables", "gap"]
+__all__ = ["FBGEMM", "OURS", "PEERS", "SHARDED", "TORCH", "TORCHREC", "TUNED_AS", "Tables", "gap"]
 
 OURS, TORCHREC, FBGEMM, TORCH = "matrix-adagrad", "TorchRec + FBGEMM", "FBGEMM alone", "torch"
 TORCHREC_OURS = "TorchRec, RowAdaGrad"
 EPS = 1e-8
+
+# Whose rate each takes: AdaGrad by row is the same algorithm in all packages, and its steps are the same.
+TUNED_AS = {OURS: OURS, TORCHREC: OURS, FBGEMM: OURS, TORCH: TORCH, TORCHREC_OURS: OURS}
 
 
 @dataclass(frozen=True)

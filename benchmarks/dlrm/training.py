@@ -18,7 +18,7 @@ from benchmarks.dlrm.peers import PEERS, SHARDED, Tables
 from benchmarks.measure import Times, resident_bytes, time_interleaved
 from matrix_adagrad.datasets.clicks import ClickBatch, Clicks, auc
 
-__all__ = ["FULL", "QUICK", "Result", "Run", "Setting", "speeds", "train", "train_sharded", "tune"]
+__all__ = ["FULL", "QUICK", "Result", "Run", "Setting", "drawing_time", "speeds", "train", "train_sharded", "tune"]
 
 _HELD_OUT = 1 << 20  # is added to the seed of the stream
 
@@ -34,9 +34,9 @@ class Setting:
     dense: int = 13
     batch: int = 2048
     steps: int = 500
-    held_out: int = 50_000
+    held_out: int = 20_480
     rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)  # and on, while the best is the first or the last
-    most_rates: int = 8
+    most_rates: int = 6
 
     @property
     def all_rows(self) -> list[int]:
@@ -206,6 +206,13 @@ def _train(run: Run, make: Callable[[Sequence[int], int, float], Tables], rank: 
 def _import(make: Callable[[Sequence[int], int, float], Tables]) -> None:
     """Import what the tables need, by making small ones."""
     make([10, 10], 4, 1.0)
+
+
+def drawing_time(setting: Setting, threads: int) -> float:
+    """The seconds that it takes to draw a batch."""
+    torch.set_num_threads(threads)
+    batches = setting.clicks(0).batches(setting.batch)
+    return time_interleaved({"batch": lambda: next(batches)}, 5)["batch"].median
 
 
 def speeds(setting: Setting, lrs: dict[str, float], rounds: int, threads: int) -> dict[str, Times]:

@@ -58,7 +58,9 @@ def both(make, edit=lambda _bags, _optimizer, _t: None, steps=6, of_step=backwar
 def calls(monkeypatch):
     """The kernels that are called."""
     found, run = [], steps._with_room
-    monkeypatch.setattr(steps, "_with_room", lambda kernel, *given: found.append(kernel.__name__) or run(kernel, *given))
+    monkeypatch.setattr(
+        steps, "_with_room", lambda kernel, *given: found.append(kernel.__name__) or run(kernel, *given)
+    )
     return found
 
 

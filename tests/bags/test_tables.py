@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from matrix_adagrad import (
     EmbeddingBags,
@@ -34,6 +33,7 @@ from tests.optim.table import TABLE
 from tests.optim.training import assert_bitwise
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=f"no native kernels: {native.missing()}")
+
 
 def assert_same_tables(bags, other):
     assert_bitwise(list(bags.tables.values()), list(other.tables.values()))

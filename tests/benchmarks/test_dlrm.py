@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.dlrm import __main__ as command
 from benchmarks.dlrm import training
-from benchmarks.dlrm.peers import OURS, PEERS, TORCH, gap
+from benchmarks.dlrm.peers import OURS, PEERS, SHARDED, TORCH, TORCHREC, TUNED_AS, gap
 from benchmarks.dlrm.training import Layers, Result, Run, Setting, speeds, train, tune
 from benchmarks.measure import Times
 
@@ -87,6 +87,29 @@ def test_the_table_has_ratios_and_paired_differences():
     assert table[3].startswith("| torch | 0.03 | 107 | 3.00 (3.00–3.00) | 0.7500 | -0.0100 [")
     assert table[3].endswith("| – | – |")
     assert table[-1] == "The highest possible AUC is 0.8000."
+
+
+SECONDS = {OURS: 0.1, TORCH: 0.3}
+
+
+def test_training_runs_have_as_many_steps_as_fit():
+    setting = Setting(steps=10_000, held_out=2048, batch=2048, most_rates=5)
+    steps = command._affordable(1000.0, setting, SECONDS, drawing=0.1, seeds=3)
+    runs = 5 * (0.2 + 0.4) + 3 * (0.2 + 0.4)  # two algorithms are tuned, and two contestants trained
+    starts = command.START_SECONDS * (2 + 3 * 2)
+    assert (steps + 1) * runs + starts <= 1000 < (steps + 2) * runs + starts
+    with_torchrec = command._affordable(1000.0, setting, {**SECONDS, TORCHREC: 0.1}, drawing=0.1, seeds=3)
+    assert with_torchrec < steps
+
+
+@pytest.mark.parametrize(("left", "steps"), [(-5.0, command.FEWEST_STEPS), (1e9, 500)])
+def test_training_runs_are_never_shorter_than_makes_sense_or_longer_than_asked_for(left, steps):
+    assert command._affordable(left, Setting(steps=500), SECONDS, drawing=0.1, seeds=3) == steps
+
+
+def test_contestants_with_one_algorithm_have_one_rate():
+    assert {TUNED_AS[name] for name in {**PEERS, **SHARDED}} == {OURS, TORCH}
+    assert TUNED_AS.keys() == {*PEERS, *SHARDED}
 
 
 def test_a_page_without_a_place_for_the_tables_is_found_out_before_the_work(tmp_path, monkeypatch):

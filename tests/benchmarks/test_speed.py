@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 
-from benchmarks import tables
 from benchmarks.measure import Times, peak_extra_resident_bytes
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.cases import READING, Case, Measurement, _bars_of
 from benchmarks.speed.peers import DENSE, Gap
-from benchmarks.speed.tables import Shape, zipf
+from benchmarks.speed.tables import zipf
 
 
 @pytest.mark.filterwarnings("ignore")  # of peers
@@ -49,15 +48,6 @@ def test_a_bar_is_met_missed_or_a_gap(sign, limit, met):
     assert (bar.measured, bar.met) == (2.0, met)
     (bar,) = _bars_of("work", [case], "a", "c", sign, limit)
     assert (bar.measured, bar.met) == (None, None)
-
-
-@pytest.mark.filterwarnings("ignore")  # of peers
-def test_tables_are_timed_in_several_runs_with_a_ratio_of_each(capsys, monkeypatch):
-    monkeypatch.setattr(tables, "SHAPES", (Shape(2, 100, 4, 3, 2), Shape(1, 100, 8, 3, 2, 1.2)))
-    assert tables.main(["--runs", "2", "--rounds", "2"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 2 × 100 × 4, batch 3 × 2")]
-    (torch_over_ours,) = [line.split("|")[-4] for line in lines]
-    assert all(float(ratio) > 0 for ratio in torch_over_ours.split(","))
 
 
 def test_zipf_draws_rows_of_the_table_with_its_frequencies():

@@ -13,7 +13,7 @@ from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient, Entries
 from matrix_adagrad.torch_private import version_of
 
-__all__ = ["BagBatch", "Feature", "out_of_range", "quoted", "refuse_bags"]
+__all__ = ["BagBatch", "BagPart", "Feature", "out_of_range", "quoted", "refuse_bags"]
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ def quoted(feature: Feature) -> str:
 def out_of_range(feature: Feature, rows: int, low: Tensor | int, high: Tensor | int) -> IndexError:
     """The error that says which table, and which feature if it has another name, has bags with other rows."""
     of_feature = f" of {feature.name!r}" if feature.name != feature.table_name else ""
-    return IndexError(
-        f"the table{quoted(feature)} has {rows} rows, and its bags{of_feature} have rows {low} to {high}"
-    )
+    return IndexError(f"the table{quoted(feature)} has {rows} rows, and its bags{of_feature} have rows {low} to {high}")
 
 
 def refuse_bags(feature: Feature, number: int, described: Tensor, index: Tensor, offsets: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,20 +22,14 @@ from matrix_adagrad.torch_private import (
     written_arguments,
 )
 
+if TYPE_CHECKING:
+    from matrix_adagrad.bags.batch import BagPart
+
 __all__ = ["BagGradient", "Entries", "concatenated"]
 
 Entries = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 
 aten = torch.ops.aten
-
-
-class Part(Protocol):
-    """A feature of a batch of bags: see `matrix_adagrad.bags.batch`."""
-
-    batch: Any
-
-    def entries(self) -> Entries:
-        """Those of the gradient."""
 
 
 class BagGradient(Tensor):
@@ -75,7 +69,7 @@ class BagGradient(Tensor):
         "backward pass, but the table's gradient needs them: step the optimizer first, or change a copy"
     )
 
-    part: Part | None  # of a batch of bags, which the gradient is as long as nobody changes it
+    part: BagPart | None  # of a batch of bags, which the gradient is as long as nobody changes it
     _own: Entries | None  # made when they are asked for
     _versions: dict[int, int]
 
@@ -97,7 +91,7 @@ class BagGradient(Tensor):
         return self
 
     @classmethod
-    def of_part(cls, part: Part, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> BagGradient:
+    def of_part(cls, part: BagPart, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> BagGradient:
         """The gradient of one feature of a batch. It has entries of its own once they are asked for."""
         self: BagGradient = empty_wrapper(cls, shape, dtype, device)
         self.part, self._own = part, None

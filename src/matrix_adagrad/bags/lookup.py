@@ -36,9 +36,7 @@ _shape, _dtype, _is_cpu = map(operator.attrgetter, ("shape", "dtype", "is_cpu"))
 class StepsBags(Protocol):
     """Steps tables in the backward pass from a batch, without a gradient for each table."""
 
-    def step_bags(
-        self, tables: Sequence[Tensor], features: Sequence[int], batch: BagBatch
-    ) -> set[int]:
+    def step_bags(self, tables: Sequence[Tensor], features: Sequence[int], batch: BagBatch) -> set[int]:
         """Step those of the tables that can be. Returns the numbers of the features that read them."""
 
 

@@ -44,9 +44,7 @@ class BagSteps:
         features: the numbers of those that read the tables.
     """
 
-    def __init__(
-        self, tables: Sequence[Tensor], steps: Sequence[SingleStep], features: Sequence[int]
-    ) -> None:
+    def __init__(self, tables: Sequence[Tensor], steps: Sequence[SingleStep], features: Sequence[int]) -> None:
         self._tables = tables
         self._features = features
         self._hooks = [hooks for step in steps for hooks in step_hooks(step.stepper)]

@@ -120,7 +120,7 @@ def _are_same(some: list[Any], others: list[Any]) -> bool:
 
 def _bags(grads: list[Any]) -> list[Any] | None:
     """If all gradients are parts of one batch of bags: which parts, and what of the batch has to stay the same."""
-    parts = [grad.part if type(grad) is BagGradient else None for grad in grads]
+    parts: list[Any] = [grad.part if type(grad) is BagGradient else None for grad in grads]
     if not parts or None in parts or len({id(part.batch) for part in parts}) > 1:
         return None
     return [parts[0].batch.values.dtype, *[part[1:] for part in parts]]

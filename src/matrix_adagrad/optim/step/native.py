@@ -11,14 +11,14 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from matrix_adagrad import native
-from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.bags.batch import BagBatch
+from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
 from matrix_adagrad.geometry.partitions import floored
 from matrix_adagrad.native.matrices import (
@@ -337,13 +337,15 @@ class BagUpdates(RepeatedUpdates):
         described: list[_Description] = [update.prepared for update in updates]
         self._fields = torch.tensor([own.fields.tolist() for own in described], device="cpu")
         self._written = [tensor for own in described for tensor in own.written]
-        self._features = torch.tensor([update.grad.part[1:] for update in updates], device="cpu")
+        grads: list[Any] = [update.grad for update in updates]
+        self._features = torch.tensor([(grad.part.number, grad.part.column) for grad in grads], device="cpu")
         self._memory = [(own.fields[0], own.overlaps[1]) for own in described]  # of the tables
 
     @property
     def batch(self) -> BagBatch:
         """The batch that the gradients are from."""
-        batch: BagBatch = self[0].grad.part.batch
+        grad: Any = self[0].grad
+        batch: BagBatch = grad.part.batch
         return batch
 
     def renew(self, config: Config) -> bool:
