@@ -95,8 +95,8 @@ def _profile(options: argparse.Namespace) -> str:
 
     return (
         f"{_table(profiled.HEAD, map(row_of, SHAPES))}\n\nOurs is “{IN_BACKWARD}”, medians of {options.rounds} rounds. "
-        "*Sorting* is what the kernel of the backward pass takes longer than for ids in order. The *floor* is the time of "
-        "the memory traffic that a step cannot avoid, at the rate at which torch copies random rows of that width."
+        "*Sorting* is what the kernel of the backward pass takes longer than for ids in order. The *floor* is the time "
+        "of the memory traffic that a step cannot avoid, at the rate at which torch copies random rows of that width."
     )
 
 
