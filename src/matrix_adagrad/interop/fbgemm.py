@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from matrix_adagrad.bags import EmbeddingBags
 from matrix_adagrad.geometry import Row, as_partition
@@ -37,9 +37,9 @@ except ImportError as error:
         "matrix_adagrad.interop.fbgemm needs FBGEMM: pip install --no-deps fbgemm-gpu-cpu==1.8.0, and pip install numpy"
     ) from error
 
-__all__ = ["from_fbgemm", "to_fbgemm"]
+from matrix_adagrad.interop.fbgemm_tables import Modules, copied_modules, names_of, pooling_of, tables_read
 
-Modules = EmbeddingBags | Sequence[nn.Embedding]
+__all__ = ["from_fbgemm", "to_fbgemm"]
 
 _COUNTS = "there, decay and steps depend on how often a row was in a batch, not on how many steps it has missed"
 _NO_BAGS = "FBGEMM has no kernel for it without pooling; use SUM or MEAN"
@@ -135,7 +135,7 @@ def from_fbgemm(
     refuse(args._asdict(), advice, "matrix-adagrad")
 
     tables.flush()  # rows that are in a cache of the GPU
-    modules = _modules(tables, feature_names)
+    modules = copied_modules(tables, feature_names)
     weights = list(modules.parameters())
     options: dict[str, Any] = {"betas": (args.beta1, args.beta2)} if peer.has_momentum else {}
     options |= {"lazy": "exact"} if is_global else {}
@@ -196,8 +196,8 @@ def to_fbgemm(tables: Modules, optimizer: MatrixAdaGrad | MatrixMomentum) -> Spl
     check_kind("optimizer", optimizer, MatrixAdaGrad, MatrixMomentum)
     has_momentum = isinstance(optimizer, MatrixMomentum)
     kind = EmbOptimType.PARTIAL_ROWWISE_ADAM if has_momentum else EmbOptimType.EXACT_ROWWISE_ADAGRAD
-    pooling, numbers = _pooling(tables), dict[int, int]()
-    names, read = _names(tables), _read(tables)
+    pooling, numbers = pooling_of(tables), dict[int, int]()
+    names, read = names_of(tables), tables_read(tables)
     features = [numbers.setdefault(id(weight), len(numbers)) for weight in read]
     if features != sorted(features):
         raise ValueError(f"the features have the tables {features}: FBGEMM needs those of one table next to each other")
@@ -354,64 +354,6 @@ def _decays_seen(
 def _decays(pooling: PoolingMode, features: list[int]) -> bool:
     """Whether AdaGrad's kernels apply weight decay to all tables. The fast one, for the common case, does not."""
     return pooling == PoolingMode.NONE or all(features.count(table) > 1 for table in features)
-
-
-def _names(tables: Modules) -> list[str]:
-    """The names of the tables. A list of modules has none."""
-    return list(tables.tables) if isinstance(tables, EmbeddingBags) else []
-
-
-def _read(tables: Modules) -> list[Tensor]:
-    """The table that each feature reads."""
-    if isinstance(tables, EmbeddingBags):
-        return [tables.tables[name] for name, features in tables.features_by_table.items() for _ in features]
-    return [table.weight for table in tables]
-
-
-def _pooling(tables: Modules) -> PoolingMode:
-    """The pooling mode of all tables. Raises an error for anything FBGEMM's lookup does not support."""
-    modules: dict[Any, nn.Module] = {}
-    if isinstance(tables, EmbeddingBags):
-        modules |= tables.to_modules()
-    elif isinstance(tables, Sequence) and tables and all(isinstance(table, nn.Embedding) for table in tables):
-        modules |= enumerate(tables)
-    else:
-        raise TypeError(
-            "tables must be an EmbeddingBags, which EmbeddingBags.from_modules makes of nn.EmbeddingBags, or a list of "
-            f"nn.Embedding, at least one, got {tables!r}"
-        )
-    for name, module in modules.items():
-        for option in ("max_norm", "scale_grad_by_freq", "padding_idx"):
-            value = getattr(module, option)
-            if value is not None and value is not False:  # a padding_idx of 0 counts
-                raise ValueError(f"{option}={value} of table {name!r} cannot be carried over to FBGEMM")
-    modes = {name: getattr(module, "mode", "none") for name, module in modules.items()}
-    if len(set(modes.values())) > 1:
-        raise ValueError(
-            f"the tables pool by {modes}, and FBGEMM has one mode for all: carry those of one mode over at a time, in "
-            "EmbeddingBags.from_modules of some of bags.to_modules()"
-        )
-    return PoolingMode[modes.popitem()[1].upper()]
-
-
-def _modules(tables: SplitTableBatchedEmbeddingBagsCodegen, feature_names: Sequence[str] | None) -> Any:
-    """Copies of the tables: an `EmbeddingBags`, or without pooling a module for each."""
-    weights, table_map = [weight.clone() for weight in tables.split_embedding_weights()], tables.feature_table_map
-    if tables.pooling_mode == PoolingMode.NONE:
-        return nn.ModuleList(nn.Embedding.from_pretrained(weight, freeze=False, sparse=True) for weight in weights)
-    names = tables.table_names or [f"table_{number}" for number in range(len(weights))]
-    if len(set(names)) < len(names):
-        raise ValueError(f"table_names={names} has a name twice: shards of one table cannot be carried over")
-    if feature_names is not None and len(feature_names) != len(table_map):
-        raise ValueError(f"feature_names must have the {len(table_map)} features' names, got {feature_names}")
-    features: dict[str, list[str]] = {name: [] for name in names}
-    for number, table in enumerate(table_map):
-        own = features[names[table]]
-        default = names[table] if table_map.count(table) == 1 else f"{names[table]}_{len(own)}"
-        own.append(default if feature_names is None else feature_names[number])
-    mode = tables.pooling_mode.name.lower()
-    modules = [nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode=mode) for weight in weights]
-    return EmbeddingBags.from_modules(dict(zip(names, modules, strict=True)), features)
 
 
 def _word(value: Any) -> str:
