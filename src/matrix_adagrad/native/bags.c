@@ -132,7 +132,7 @@ EXPORT int64_t matrix_adagrad_sum_bags(const feature *features, int64_t feature_
     int64_t result = 0, pieces = ceil_div(bags, PIECE_BAGS), columns = 1;
     for (int64_t f = 0; f < feature_count; f++) columns = max(columns, features[f].columns);
     if (index_count * columns <= SERIAL_ENTRIES) threads = 1;
-    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < feature_count * pieces; k++), {
+    PARALLEL_FOR(k, feature_count * pieces, {
         int64_t f = k / pieces, first = k % pieces * PIECE_BAGS, end = min(bags, first + PIECE_BAGS);
         const bag_sum w = {
             .stored_ops = arithmetic_of(dtype, NO_MOMENTUM),
