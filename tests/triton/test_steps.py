@@ -53,7 +53,7 @@ def of_shapes(shapes, config, dtype=torch.float32):
 
 def renewed(batch):
     repeated = TRITON.repeated(batch)
-    assert repeated.renew()
+    assert repeated.renew([update.grad for update in batch])
     return repeated
 
 

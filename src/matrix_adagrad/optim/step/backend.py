@@ -20,8 +20,8 @@ class RepeatedUpdates(list[Update]):
     """Updates that take one step after another. All that changes between steps is where their gradients are."""
 
     @abstractmethod
-    def renew(self) -> bool:
-        """Whether the gradients, of the same layout as before, lie where they may. If so, take them over."""
+    def renew(self, grads: Sequence[Tensor]) -> bool:
+        """Whether these gradients, of the same layout as before, lie where they may. If so, take them over."""
 
 
 class Backend(ABC):

@@ -61,10 +61,10 @@ class GroupPlan:
         self.steps[backend, False] = repeated
         return self
 
-    def renew(self, config: Config) -> bool:
-        """Whether the plan is one for this step of its updates too."""
+    def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:
+        """Whether the plan is one for a step of its updates with these gradients too."""
         (updates,), self.config = self.steps.values(), config
-        return self._backends == _backends(config) and isinstance(updates, RepeatedUpdates) and updates.renew()
+        return self._backends == _backends(config) and isinstance(updates, RepeatedUpdates) and updates.renew(grads)
 
     def _add_steepest(self, update: Update, config: SteepestConfig) -> None:
         if update.grad.is_sparse and not STEEPEST.takes_rows(update, config):

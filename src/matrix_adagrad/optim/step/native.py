@@ -163,6 +163,7 @@ class Batch(RepeatedUpdates):
         described: list[_Description] = [update.prepared for update in updates]
         self.fields = array.array("q", b"".join([own.fields for own in described]))
         self.written = [*itertools.chain.from_iterable([own.written for own in described])]
+        self.is_sparse = updates[0].grad.is_sparse
         self.is_narrow = any(update.param.dtype in NARROW for update in updates)
         self._overlaps = [own.overlaps for own in described]
         self._without_memory = self._gradients().count(0)  # the empty ones
@@ -170,9 +171,8 @@ class Batch(RepeatedUpdates):
     def _gradients(self) -> array.array[int]:
         return self.fields[_G_DATA::_FIELDS]
 
-    def renew(self) -> bool:
-        """Whether the updates' gradients, of the same layout as before, lie where they may. If so, take them over."""
-        addresses = [*map(Tensor.data_ptr, [update.grad for update in self])]
+    def renew(self, grads: Sequence[Tensor]) -> bool:
+        addresses = [*map(Tensor.data_ptr, grads)]
         if addresses.count(0) != self._without_memory:
             return False
         for at, (low, high) in zip(addresses, self._overlaps, strict=True):
@@ -306,7 +306,7 @@ def _call(batch: Batch, packed: bytes, what: int = _READ_AND_MOVE) -> None:
     torch.autograd.graph.increment_version(batch.written)
     arguments = batch.fields.tobytes(), len(batch), packed, native.threads()
     library = native.load()
-    if batch[0].grad.is_sparse:
+    if batch.is_sparse:
         refused = _with_room(library.matrix_adagrad_sparse_step, *arguments)
         if refused:
             raise IndexError(_what_is_missing(batch[-1 - refused]))

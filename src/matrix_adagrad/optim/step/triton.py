@@ -65,7 +65,9 @@ def _kernels() -> Any:
 
 
 class _Repeated(RepeatedUpdates):
-    def renew(self) -> bool:
+    def renew(self, grads: Sequence[Tensor]) -> bool:
+        for update, grad in zip(self, grads, strict=True):
+            update.grad = grad
         return all(_takes(update.prepared, update.grad) for update in self)
 
 
