@@ -12,6 +12,7 @@
 
 #include "update.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Every constant names its unit: bytes, entries of a matrix, rows or columns. docs/kernels.md has them in a table. */
@@ -207,9 +208,9 @@ const arithmetic *real_arithmetic_of(int64_t dtype, enum momentum momentum);
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline void *entry_at(const void *data, int64_t k, int64_t entry_bytes)
+static inline void *entry_at(const void *data, int64_t k, int64_t entry_bytes) /* what is empty has no memory: NULL */
 {
-    return (char *)data + k * entry_bytes;
+    return data ? (char *)data + k * entry_bytes : NULL;
 }
 
 /* Rows of a tile that is a copy. */

@@ -52,7 +52,7 @@ static void store(const arithmetic *ops, const void *from, const array *a, const
 
 static void *in_place(const array *a, const span *at, int64_t entry_bytes)
 {
-    return a->data ? entry_at(a->data, at->row * a->outer + at->column, entry_bytes) : NULL;
+    return entry_at(a->data, at->row * a->outer + at->column, entry_bytes);
 }
 
 static void point_at(const work *w, const span *at, tile_view *tile)
