@@ -27,7 +27,8 @@ typedef struct {
 
 static void new_feature(input *in, arguments *a, int64_t f, enum values values)
 {
-    int64_t rows = max(1, pick_size(in, MAX_ENTRIES)), columns = max(1, pick_size(in, MAX_ENTRIES)), gap = pick(in, 0, 2);
+    int64_t rows = max(1, pick_size(in, MAX_ENTRIES)), columns = max(1, pick_size(in, MAX_ENTRIES)),
+            gap = pick(in, 0, 2);
     columns = max(1, min(columns, MAX_ENTRIES / rows));
     int64_t real = real_dtype(a->dtype), stride = columns + gap;
     void *table = new_array(a->dtype, (rows - 1) * stride + columns);

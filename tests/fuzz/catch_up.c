@@ -108,8 +108,10 @@ static void expect_caught_up(const lag *l, const factors *expected, const double
         if (l->last_step) CHECK(l->last_step[i] == l->now);
         if (l->last_decay) CHECK(get_number(l->last_decay, real, i) == l->total);
         const double *first = before + 3 * i;
-        if (l->x && l->width) expect_close(get_number(l->x, l->dtype, i * l->x_stride), first[0] * expected[i].decay, unit);
-        if (l->average) expect_close(get_number(l->average, real, i * l->average_stride), first[1] * expected[i].beta1, close);
+        if (l->x && l->width)
+            expect_close(get_number(l->x, l->dtype, i * l->x_stride), first[0] * expected[i].decay, unit);
+        if (l->average)
+            expect_close(get_number(l->average, real, i * l->average_stride), first[1] * expected[i].beta1, close);
         if (l->statistic)
             expect_close(get_number(l->statistic, real, i * l->statistic_stride), first[2] * expected[i].beta2, close);
     }

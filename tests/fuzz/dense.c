@@ -11,7 +11,10 @@ typedef struct {
     config c;
 } arguments;
 
-static int64_t blocks_of(const tensor *t) { return t->kind == PER_OUTER ? t->outer : t->kind == PER_INNER ? t->inner : 1; }
+static int64_t blocks_of(const tensor *t)
+{
+    return t->kind == PER_OUTER ? t->outer : t->kind == PER_INNER ? t->inner : 1;
+}
 
 /* A statistic of its own, or, in steepest descent, memory for this step. */
 static void new_statistic(input *in, tensor *t, enum values values, int is_steepest, int in_parts)

@@ -24,7 +24,8 @@ static array new_batch(input *in, const tensor *t, int64_t contents, enum values
 static array new_statistics(input *in, const tensor *t, int64_t count, enum values values)
 {
     int64_t apart = count + pick(in, 0, 2);
-    array a = new_vector(in, real_dtype(t->dtype), t->matrices && count ? (t->matrices - 1) * apart + count : 0, values);
+    array a =
+        new_vector(in, real_dtype(t->dtype), t->matrices && count ? (t->matrices - 1) * apart + count : 0, values);
     a.batch = apart;
     return a;
 }

@@ -30,7 +30,8 @@ const arithmetic *arithmetic_of(int64_t dtype, enum momentum momentum)
 #define HAS(feature) __builtin_cpu_supports(feature)
     int has_avx512 = HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl");
     if (simd >= AVX512 && has_avx512) return ARITHMETIC_AVX512[dtype] + momentum;
-    if (simd >= AVX2 && HAS("avx2") && HAS("bmi2") && HAS("fma")) /* and f16c, which clang cannot ask for, comes with avx2 */
+    if (simd >= AVX2 && HAS("avx2") && HAS("bmi2") &&
+        HAS("fma")) /* and f16c, which clang cannot ask for, comes with avx2 */
         return ARITHMETIC_AVX2[dtype] + momentum;
 #undef HAS
 #endif
@@ -64,7 +65,8 @@ int64_t pick_size(input *in, int64_t most)
                                      8192,  8193,  10000,  16383,  16384,  16385,  20000,  32767,  32769,
                                      65535, 65537, 131072, 131073, 262143, 262144, 262145, 300001, 0};
     int64_t byte = next_byte(in), count = sizeof others / sizeof *others;
-    return min(most, byte < 160 ? byte % 40 : byte < 240 ? byte - 100 : others[next_byte(in) % count]);
+    if (byte < 250) return min(most, byte < 160 ? byte % 40 : byte - 100);
+    return min(most, others[next_byte(in) % count]);
 }
 
 uint64_t random_bits(input *in) /* xorshift64* */
@@ -205,7 +207,9 @@ config pick_config(input *in, int is_steepest)
         .momentum = has_averages,
         .decoupled_weight_decay = pick_flag(in),
         .maximize = pick_flag(in),
-        .steepest = !is_steepest ? 0 : pick_flag(in) ? 1 : 0.2,
+        .steepest = !is_steepest    ? 0
+                    : pick_flag(in) ? 1
+                                    : 0.2,
         .seed = (uint64_t)pick_flag(in),
     };
     if (has_averages) c.nesterov = pick_flag(in), c.bias_correction = !is_steepest && pick_flag(in);

@@ -75,7 +75,8 @@ reference *begin_reference(const tensor *t, const config *c, const double *g, co
             r->v[b] = is_kept ? v : decay * v + weight * squares[b] / (double)t->divisor;
         }
     for (int64_t j = 0; t->kind == PER_BOTH && j < n; j++)
-        r->columns[j] = decay * get_number(t->columns.data, real, j) + weight * column_squares[j] / (double)t->columns_divisor;
+        r->columns[j] =
+            decay * get_number(t->columns.data, real, j) + weight * column_squares[j] / (double)t->columns_divisor;
     if (t->whole.data) r->whole = decay * get_number(t->whole.data, real, 0) + weight * all / (double)t->whole_divisor;
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {

@@ -67,8 +67,7 @@ static void new_state(input *in, tensor *t, const config *c, enum values values)
     if (c->momentum && c->beta1 > 0) t->average = new_matrix(in, real, outer, inner, values, 0);
     if (c->steepest == 0 && t->kind == PER_ENTRY) t->statistic = new_matrix(in, real, outer, inner, values, 1);
     else if (c->steepest == 0)
-        t->statistic =
-            new_vector(in, real, t->kind == PER_INNER ? inner : t->kind == PER_TENSOR ? 1 : outer, values);
+        t->statistic = new_vector(in, real, t->kind == PER_INNER ? inner : t->kind == PER_TENSOR ? 1 : outer, values);
     if (t->kind == PER_BOTH) t->columns = new_vector(in, real, inner, values);
     if (t->kind == PER_BOTH && t->combine == PRODUCT) t->whole = new_vector(in, real, 1, values);
     new_step_count(in, t, values);
@@ -140,7 +139,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int64_t i = 0; i < a.count; i++)
         if (new_table(&in, &a.tables[i], &a.c, &values)) refused = min(refused, i);
     const tensor *last = &a.tables[a.count - 1];
-    int has_reference = refused == NOT_USED && values == TAME && is_well_conditioned(&a.c) && 0 < last->nnz && last->nnz < 512;
+    int has_reference =
+        refused == NOT_USED && values == TAME && is_well_conditioned(&a.c) && 0 < last->nnz && last->nnz < 512;
     reference *r = has_reference ? begin_table_reference(last, &a.c) : NULL;
     int64_t answer = call_twice(&in, make, &a);
     CHECK(answer == (refused == NOT_USED ? 0 : -1 - refused));
