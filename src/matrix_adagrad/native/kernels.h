@@ -208,9 +208,14 @@ const arithmetic *real_arithmetic_of(int64_t dtype, enum momentum momentum);
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline void *entry_at(const void *data, int64_t k, int64_t entry_bytes) /* what is empty has no memory: NULL */
+static inline void *entry_at(const void *data, int64_t k, int64_t entry_bytes)
 {
-    return data ? (char *)data + k * entry_bytes : NULL;
+    return (char *)data + k * entry_bytes;
+}
+/* NULL for an array that is empty, or not there: what has no memory has no addresses either. */
+static inline void *entry_if_any(const void *data, int64_t k, int64_t entry_bytes)
+{
+    return data ? entry_at(data, k, entry_bytes) : NULL;
 }
 
 /* Rows of a tile that is a copy. */
