@@ -82,8 +82,7 @@ def build() -> None:
         with tarfile.open(sdist) as archive:
             archive.extractall(made / kind, filter="data")
         (trees[kind],) = (made / kind).iterdir()
-    flags = f"{os.environ.get('CFLAGS', '')} -ffile-prefix-map={trees['kernels']}=."
-    run(log, *wheel, made, ".", cwd=trees["kernels"], CFLAGS=flags)
+    run(log, *wheel, made, ".", cwd=trees["kernels"])
     run(log, *wheel, dist / "pure", ".", cwd=trees["pure"], MATRIX_ADAGRAD_PURE="1")
     # libgomp comes with torch, whose threads the kernels share.
     repair = ("auditwheel", "repair", "--strip", "--exclude", "libgomp.so.1", "--plat", PLATFORM, "--wheel-dir", dist)
