@@ -60,7 +60,12 @@ def normalized_zip(file: Path) -> None:
 
 def run(log: Path, *command: str | Path, cwd: Path, **environment: str) -> None:
     """Run a command; show what it said if it fails."""
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "SOURCE_DATE_EPOCH": str(epoch()), **environment}
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "SOURCE_DATE_EPOCH": str(epoch()),
+        **environment,
+    }
     with log.open("a", encoding="utf-8") as out:
         done = subprocess.run(command, cwd=cwd, env=environment, stdout=out, stderr=subprocess.STDOUT)
     if done.returncode:

@@ -98,7 +98,9 @@ def main(seconds: str, *names: str) -> str | None:
     targets, folder = list(names or TARGETS), ROOT / "build" / "fuzz"
     folder.mkdir(parents=True, exist_ok=True)
     if not has_fuzzer(folder):
-        return f"fuzz: {CLANG} with libFuzzer and the sanitizers is missing: install clang, and libclang-rt-dev on Debian"
+        return (
+            f"fuzz: {CLANG} with libFuzzer and the sanitizers is missing: install clang, and libclang-rt-dev on Debian"
+        )
     build(folder, targets)
     failed = [name for name in targets if not fuzz(folder, name, int(seconds) // len(targets))]
     return f"fuzz: these failed, on the inputs in build/fuzz/failures: {', '.join(failed)}" if failed else None

@@ -29,7 +29,9 @@ def git(*arguments: str) -> str:
 
 def version() -> str:
     """The version of the package."""
-    return re.search(r'"(.+)"', (ROOT / "src/matrix_adagrad/version.py").read_text(encoding="utf-8").splitlines()[-1])[1]
+    return re.search(r'"(.+)"', (ROOT / "src/matrix_adagrad/version.py").read_text(encoding="utf-8").splitlines()[-1])[
+        1
+    ]
 
 
 def section(changelog: str) -> tuple[str, str]:
@@ -56,7 +58,7 @@ def ready() -> tuple[str, str]:
     if changed := git("status", "--porcelain"):
         sys.exit(f"release: there are files that are not committed:\n{changed}")
     number, (title, text) = version(), section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
-    if wrong := problem(title, number, datetime.datetime.now(datetime.timezone.utc).date()):
+    if wrong := problem(title, number, datetime.datetime.now(datetime.UTC).date()):
         sys.exit(f"release: {wrong}")
     if git("tag", "--list", f"v{number}"):
         sys.exit(f"release: there is a tag v{number} already: a release is never replaced")

@@ -92,10 +92,15 @@ def test_a_release_has_its_version_and_its_day_in_the_changelog(title, words):
 @pytest.mark.parametrize(
     ("said", "error", "code", "words"),
     [
-        ('{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}', "", 0, "1 packages, of which 0 have"),
+        ('{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}', "", 0, "1 packages were looked up, 0 have"),
         ('{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "CVE-1"}]}]}', "", 1, "a 1: CVE-1"),
         ("", "ERROR: Could not connect", 2, "NOT DONE.*Could not connect"),
-        ('{"dependencies": [{"name": "a", "skip_reason": "unknown"}]}', "", 2, r"NOT DONE.*nothing is known of a"),
+        (
+            '{"dependencies": [{"name": "a", "skip_reason": "unknown"}]}',
+            "",
+            2,
+            "0 packages were looked up(?s:.*)NOT DONE, the service did not know 1 of 1: a",
+        ),
     ],
     ids=["none", "some", "no answer", "no knowledge"],
 )
