@@ -70,10 +70,10 @@ static int64_t new_bags(input *in, arguments *a)
         a->index[k] = (int64_t)(random_bits(in) % (uint64_t)a->features[f].rows);
     }
     if (a->index_count && pick(in, 0, 15) == 15) {
-        const int64_t bad[] = {-1, MAX_ENTRIES, INT64_MIN, INT64_MAX, (int64_t)1 << 32};
         int64_t k = (int64_t)(random_bits(in) % (uint64_t)a->index_count);
-        a->index[k] = bad[pick(in, 0, 4)];
         for (f = 0; a->offsets[(f + 1) * a->bags] <= k;) f++;
+        const int64_t bad[] = {-1, a->features[f].rows, INT64_MIN, INT64_MAX, (int64_t)1 << 32};
+        a->index[k] = bad[pick(in, 0, 4)];
         refused = f;
     }
     if (total && pick(in, 0, 15) == 15) {
