@@ -112,9 +112,11 @@ SMOKE := build/venv/bin/python -W error -W "ignore:Failed to initialize NumPy" .
 
 sbom: test-wheels build/venv-audit/ready ## what an installed wheel consists of, as CycloneDX, in dist/sbom.cdx.json
 	@echo "sbom: the packages that were installed with the wheel"
-	@$(AUDIT)/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --mc-type library \
+	@sed 's/^dynamic = \["version"\]/version = "$(VERSION)"/' pyproject.toml > build/pyproject.toml
+	@$(AUDIT)/cyclonedx-py environment --output-reproducible --pyproject build/pyproject.toml --mc-type library \
 	  --output-file dist/sbom.cdx.json build/venv
 	@rm -rf build/venv
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/matrix_adagrad/version.py)
 
 audit: build/venv-audit/ready ## known vulnerabilities of what is tested together, and of the tools that build
 	@echo "audit: constraints.txt, .ci/build.txt and .ci/audit.txt, by pip-audit"
