@@ -51,7 +51,7 @@ static int64_t bags_per_batch(const int64_t *starts, int64_t bags)
    prefetched. */
 static int read_rows(const bag_sum *w, int64_t start, int64_t count, int64_t listed, uint64_t *rows)
 {
-    const int64_t *index = w->index + start;
+    const int64_t *index = entry_if_any(w->index, start, sizeof *index);
     uint64_t max_row = 0;
     for (int64_t k = 0; k < count; k++) {
         rows[k] = (uint64_t)read_once(index + k);
@@ -94,7 +94,7 @@ static int sum_bags(const bag_sum *w, int64_t b, int64_t bags, const int64_t *st
             .order = rows,
             .order_count = listed,
             .value_rows = w->weights ? value_rows : NULL,
-            .weights = w->weights ? entry_at(w->weights, starts[0], real_bytes) : NULL,
+            .weights = entry_if_any(w->weights, starts[0], real_bytes),
             .starts = segment_starts,
             .rows = bags,
             .columns = n,

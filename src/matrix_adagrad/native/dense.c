@@ -379,9 +379,8 @@ static void step_matrix(const tensor *t, settings s, int64_t b, int passes, int6
     int64_t entry_bytes = arithmetic_of(t->dtype, s.momentum)->entry_bytes, real_bytes = real_bytes_of(t);
     array *entries[] = {&matrix.x, &matrix.g},
           *reals[] = {&matrix.average, &matrix.statistic, &matrix.columns, &matrix.whole};
-    for (int k = 0; k < 2; k++) entries[k]->data = entry_at(entries[k]->data, b * entries[k]->batch, entry_bytes);
-    for (int k = 0; k < 4; k++)
-        if (reals[k]->data) reals[k]->data = entry_at(reals[k]->data, b * reals[k]->batch, real_bytes);
+    for (int k = 0; k < 2; k++) entries[k]->data = entry_if_any(entries[k]->data, b * entries[k]->batch, entry_bytes);
+    for (int k = 0; k < 4; k++) reals[k]->data = entry_if_any(reals[k]->data, b * reals[k]->batch, real_bytes);
     if (s.seed) s.seed += (uint64_t)(b * t->outer);
     step(&matrix, &s, passes, threads, mine);
 }

@@ -413,8 +413,9 @@ typedef struct {
 static int shares_memory(const tensor *t, const bag_batch *b)
 {
     int64_t entry_bytes = arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes;
-    const char *x = t->x.data, *x_end = x + ((t->outer - 1) * t->x.outer + t->inner) * entry_bytes;
-    return b->values < x_end && x < b->values + b->bags * b->value_stride * entry_bytes;
+    const char *x = t->x.data, *x_end = entry_if_any(x, (t->outer - 1) * t->x.outer + t->inner, entry_bytes);
+    const char *values = b->values, *values_end = entry_if_any(values, b->bags * b->value_stride, entry_bytes);
+    return values < x_end && x < values_end;
 }
 
 /* Returns whether the offsets of feature f, which other threads may write to, are within the index. */
@@ -423,13 +424,13 @@ static int point_at_feature(tensor *t, const bag_batch *b, int64_t f, int64_t co
     int64_t first = read_once(b->offsets + f * b->bags), last = read_once(b->offsets + (f + 1) * b->bags);
     if (first < 0 || first > last || last > b->index_count) return 0;
     t->g = (array){
-        .data = entry_at(b->values, column, arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes),
+        .data = entry_if_any(b->values, column, arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes),
         .outer = b->value_stride,
         .inner = 1,
     };
-    t->index = b->index + first, t->nnz = last - first, t->offset = first;
+    t->index = entry_if_any(b->index, first, sizeof *b->index), t->nnz = last - first, t->offset = first;
     t->offsets = b->offsets + f * b->bags, t->bags = b->bags;
-    t->weights = b->weights ? entry_at(b->weights, first, real_bytes_of(t)) : NULL;
+    t->weights = entry_if_any(b->weights, first, real_bytes_of(t));
     return 1;
 }
 
