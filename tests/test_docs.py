@@ -204,13 +204,3 @@ def test_every_page_is_in_the_table_of_contents():
     contents = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in PAGES[1:]:
         assert page.stem == "index" or f"\n{page.stem}\n" in contents
-
-
-def test_the_walk_of_a_gradient_names_what_there_is():
-    page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
-    hops = re.findall(r"^\| \d+ \| `([\w.]+)` \(`([\w./]+)`\)", page, re.M)
-    assert len(hops) == 8  # and the tile functions
-    for name, file in hops:
-        source = (ROOT / "src" / "matrix_adagrad" / file).read_text(encoding="utf-8")
-        for part in name.split("."):
-            assert re.search(rf"(def|class|int64_t) {part}\(|class {part}:", source), f"{file} has no {part}"
