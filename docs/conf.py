@@ -16,6 +16,7 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = f"matrix-adagrad {version}"
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["versions.js"]

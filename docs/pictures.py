@@ -111,7 +111,7 @@ def memory():
         "A table of 1,000,000 × 64 (256 MB of float32)": (1_000_000, 64),
         "A weight of 4096 × 4096 (67 MB of float32)": (4096, 4096),
     }
-    bar, left, right, space = 26, 130, 240, 34
+    bar, left, right, space = 26, 144, 230, 34
     parts, y = [], 26
     for caption, (m, n) in cases.items():
         entries = m * n
