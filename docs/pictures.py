@@ -55,7 +55,8 @@ def picture(width, height, title, parts):
     """An SVG file with a description for screen readers."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" font-family="system-ui, sans-serif">'
+        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" '
+        f'font-family="system-ui, sans-serif">'
     )
     return "\n".join([head, STYLE, rectangle(0, 0, width, height, "paper"), *parts, "</svg>", ""])
 

@@ -1,7 +1,7 @@
 """The versions of the site, side by side in one folder: `python docs/versions.py site`.
 
-Every version is a folder, such as site/0.1.0/. This writes beside them what leads to all of them: `versions.js`, which the
-pages of every version load to offer the others, and `index.html`, which goes to the newest one.
+Every version is a folder, such as site/0.1.0/. This writes beside them what leads to all of them: `versions.js`, which
+the pages of every version load to offer the others, and `index.html`, which goes to the newest one.
 """
 
 import json
