@@ -7,7 +7,7 @@ from functools import cache
 from tests.test_docs import PAGES, ROOT, SOURCE, blocks
 
 RELEASES, REFERENCE = ROOT / "docs" / "releases.md", ROOT / "docs" / "api.rst"
-DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|data):: ([\w.]+)", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. (?:auto|py:)(?:class|function|data):: ([\w.]+)", re.MULTILINE)
 
 
 def modules(introduction):
