@@ -83,9 +83,11 @@ publish: .venv/ready ## copy the results of make reproduce to docs/reproduction.
 	@echo "publish: claims and figures of the full run, into docs/"
 	@PYTHONPATH=. $(BIN)/python docs/publish.py
 
-docs: .venv/ready-docs ## the documentation, in site/
-	@echo "docs: sphinx, strict, into site/"
-	@$(BIN)/sphinx-build -W --keep-going -q -b html docs site
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/matrix_adagrad/version.py)
+docs: .venv/ready-docs ## the documentation, in site/, beside the versions that are there
+	@echo "docs: sphinx, strict, into site/$(VERSION)/"
+	@$(BIN)/sphinx-build -W --keep-going -q -b html -d build/doctrees docs site/$(VERSION)
+	@$(BIN)/python docs/versions.py site
 
 # Two wheels of one version cannot be installed at once, so the pure wheel gets its own folder, and dist/*.whl is the one
 # for this machine.
