@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would crash there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test pytest test-integrations test-sanitized lint format bench advice publish docs build test-wheels test-readme test-targets clean
+.PHONY: help reproduce test pytest test-integrations test-sanitized test-torch test-platforms lint format bench advice publish docs build test-wheels test-readme test-targets clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -39,18 +39,25 @@ test-sanitized: .venv/ready-test ## the native kernels under the address and und
 	  $(BIN)/python -m pytest -q -n 2 -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
 	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native $(ARGS)
 
+test-torch: ## tests with another release of torch, by hand: make test-torch TORCH=2.9.1 PYTHON=python3.12 (several GB)
+	@test -n "$(TORCH)" || { echo "test-torch: which release? make test-torch TORCH=2.9.1"; exit 1; }
+	@$(PYTHON) .ci/torch_release.py $(TORCH) $(ARGS)
+
+test-platforms: ## compare the kernels' bits among gcc, clang, processors without AVX, and aarch64 (cross compiler, QEMU)
+	@$(PYTHON) .ci/platforms.py
+
 lint: .venv/ready-test ## style and types
 	@echo "lint: ruff, mypy and clang-format"
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/mypy
-	@$(BIN)/clang-format --dry-run --Werror src/matrix_adagrad/native/*.[ch]
+	@$(BIN)/clang-format --dry-run --Werror src/matrix_adagrad/native/*.[ch] tests/native/*.c
 
 format: .venv/ready-test ## rewrite the code in the project's style
 	@echo "format: ruff and clang-format"
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
-	@$(BIN)/clang-format -i src/matrix_adagrad/native/*.[ch]
+	@$(BIN)/clang-format -i src/matrix_adagrad/native/*.[ch] tests/native/*.c
 
 bench: .venv/ready-bench ## time and memory of a step, compared with peers (about 3 minutes)
 	@echo "bench: one step of each optimizer, interleaved, as ratios of medians"
