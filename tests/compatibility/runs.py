@@ -5,9 +5,8 @@
     git archive --prefix=build/first_edition/ a5a4d83 | tar x
     PYTHONPATH=build/first_edition/src:. python -m tests.compatibility.runs tests/compatibility/first_edition.zip
 
-A run's file holds the parameters and the state dict after `BEFORE` steps, and the parameters after `AFTER` more. Each step was
-run in torch operators and on one thread (``foreach=False``), so that no kernel of that machine is part of them. Gradients
-are fractions that every dtype holds exactly.
+A run's file holds the parameters and the state dict after `BEFORE` steps, and the parameters after `AFTER` more. Steps
+ran on torch's operators, without native kernels. Gradients are fractions that every dtype holds exactly.
 """
 
 from __future__ import annotations

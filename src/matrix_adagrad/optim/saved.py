@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 FORMAT_KEY = "state_format"  # in each saved group
-# 1: the first edition's, which saved no number. 2: shapes where the state does not tell them, counters of rows, averages
-# that may be absent or bfloat16.
+# 1: the first edition's, which saved no number. 2: shapes where the state does not tell them, counters of rows, and
+# averages that may be absent or bfloat16.
 FORMAT = 2
 STEP = "step"
 _MOST_STEPS = 1 << 53  # the most that a float can count
@@ -52,18 +52,16 @@ def plain(value: Any) -> Any:
 def check_format(saved_group: Mapping[str, Any]) -> None:
     """Check that this version can read a saved group and the state of its parameters.
 
-    >>> check_format({"lr": 0.1, "state_format": 3})
-    Traceback (most recent call last):
-    ValueError: the saved state has format 3, and matrix-adagrad 0.1.0 reads formats up to 2: install the version that \
-    saved it, or a newer one; nothing was loaded
+    >>> check_format({"lr": 0.1})  # of the first edition
+    >>> check_format({"lr": 0.1, FORMAT_KEY: FORMAT})
     """
     found = saved_group.get(FORMAT_KEY, 1)
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise ValueError(f"the saved {FORMAT_KEY!r} must be a whole number, at least 1, but is {found!r}")
     if found > FORMAT:
         raise ValueError(
-            f"the saved state has format {found}, and matrix-adagrad {__version__} reads formats up to {FORMAT}: install "
-            "the version that saved it, or a newer one; nothing was loaded"
+            f"the saved state has format {found}, and matrix-adagrad {__version__} reads formats up to {FORMAT}: "
+            "install the version that saved it, or a newer one; nothing was loaded"
         )
 
 
