@@ -2,7 +2,7 @@
 
     python3 .ci/platforms.py
 
-Needs gcc, clang with OpenMP, a cross compiler for aarch64 and QEMU's user emulation; on Debian the packages of `NEEDED`.
+Needs gcc, clang with OpenMP, a cross compiler for aarch64 and QEMU's user emulation: Debian's packages in `NEEDED`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "matrix_adagrad" / "native"
 SOURCES = (*sorted(NATIVE.glob("*.c")), ROOT / "tests" / "native" / "bits.c")
-FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Werror")  # and those of setup.py's bits:
+FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Werror") 
 SAME_BITS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 NEEDED = {  # a program, and its Debian packages
     "gcc": "gcc",
@@ -42,7 +42,7 @@ BUILDS = {
     "clang": Build("clang", ("-march=x86-64",)),
     "aarch64": Build("aarch64-linux-gnu-gcc", (), ("-static",)),
 }
-# What is compared: a build, what it runs in, and its threads and most SIMD (0: none beyond the baseline; 1: AVX2; 2: all).
+# What is compared: a build, what it runs in, its threads, and at most which SIMD (0: the baseline's; 1: AVX2; 2: any).
 RUNS = {
     "gcc, one thread": ("gcc", (), ("1", "2")),
     "gcc, two threads": ("gcc", (), ("2", "2")),

@@ -1,4 +1,4 @@
-"""Run the tests with another release of torch, in a venv of its own, and print a row for the table in docs/releases.md.
+"""Run the tests with another release of torch, in a venv of its own, and print a row for a table of releases.
 
     python3.12 .ci/torch_release.py 2.11.0 [--numpy 1.26.4|none] [pytest's arguments…]
 
@@ -51,7 +51,7 @@ def row(versions: list[str], arguments: list[str], outcome: str) -> str:
 def outcome_of(output: str) -> str:
     """The counts in pytest's last line.
 
-    >>> outcome_of("...\\n3 failed, 120 passed, 2 skipped in 61.02s (0:01:01)\\n")
+    >>> outcome_of("3 failed, 120 passed, 2 skipped in 61.02s (0:01:01)")
     '3 failed, 120 passed, 2 skipped'
     """
     found = re.findall(r"^=*\s*(\d+ [a-z][^=\n]*?) in [\d.]+s.*$", output, re.M)
