@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "matrix_adagrad" / "native"
 SOURCES = (*sorted(NATIVE.glob("*.c")), ROOT / "tests" / "native" / "bits.c")
-FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Werror") 
+FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Werror")
 SAME_BITS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 NEEDED = {  # a program, and its Debian packages
     "gcc": "gcc",
