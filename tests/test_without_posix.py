@@ -31,7 +31,7 @@ from matrix_adagrad.checkpoints import Checkpoints
 native.LIBRARY = None
 imported = 0
 for module in pkgutil.walk_packages(matrix_adagrad.__path__, "matrix_adagrad."):
-    if module.name.endswith("__main__") or ".interop." in module.name or "triton" in module.name:
+    if module.name.endswith(("__main__", "_kernels")) or ".interop." in module.name or "triton" in module.name:
         continue  # they need other libraries
     try:
         __import__(module.name)
