@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Some virtual machines list AMX among the CPU's features but forbid it: bfloat16 products would crash there.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: help reproduce test pytest test-integrations test-sanitized fuzz analyze lint format bench advice publish docs build test-build test-wheels sbom audit release test-readme test-targets clean
+.PHONY: help reproduce test pytest test-integrations test-sanitized test-torch test-platforms fuzz analyze lint format bench advice publish docs build test-build test-wheels sbom audit release test-readme test-targets clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -39,6 +39,13 @@ test-sanitized: .venv/ready-test ## the native kernels under the address and und
 	  $(BIN)/python -m pytest -q -n 2 -m "not separate_process" --kernels $(SANITIZED) tests/optim/test_fused.py \
 	  tests/optim/test_sparse.py tests/bags tests/domains/test_native.py tests/native $(ARGS)
 
+test-torch: ## tests with another release of torch, by hand: make test-torch TORCH=2.9.1 PYTHON=python3.12 (several GB)
+	@test -n "$(TORCH)" || { echo "test-torch: which release? make test-torch TORCH=2.9.1"; exit 1; }
+	@$(PYTHON) .ci/torch_release.py $(TORCH) $(ARGS)
+
+test-platforms: ## compare the kernels' bits among gcc, clang, processors without AVX, and aarch64 (cross compiler, QEMU)
+	@$(PYTHON) .ci/platforms.py
+
 FUZZ_SECONDS ?= 60
 fuzz: ## the native kernels on random calls, for FUZZ_SECONDS in all (needs clang)
 	@echo "fuzz: $(FUZZ_SECONDS) seconds, after compiling"
@@ -55,7 +62,8 @@ analyze: ## static analysis of the native kernels (needs gcc and clang-tidy)
 	  -c SOURCE -o /dev/null
 	@echo "analyze: clang-tidy"
 	@$(CLANG_TIDY) --quiet --warnings-as-errors='*' $(ANALYZED) -- -std=gnu11 -Wno-unknown-pragmas
-C_FILES := $(wildcard src/matrix_adagrad/native/*.[ch] tests/fuzz/*.[ch])
+
+C_FILES := $(wildcard src/matrix_adagrad/native/*.[ch] tests/fuzz/*.[ch] tests/native/*.c)
 lint: .venv/ready-test ## style and types
 	@echo "lint: ruff, mypy and clang-format"
 	@$(BIN)/ruff check --quiet

@@ -35,6 +35,8 @@ NOT_HERE = {  # targets that are not run here, and why
     "fuzz": "needs clang, and compiles the kernels three times; .github/workflows/ci.yml runs it",
     "release": "refuses a commit that is no release",
     "test-build": "builds twice; make release runs it",
+    "test-platforms": "needs cross compilers and QEMU",
+    "test-torch": "downloads several GB",
 }
 REFUSED = {"publish": "results/claims.json is missing: run make reproduce first"}
 SELF = "test-targets"
