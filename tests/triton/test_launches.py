@@ -1,0 +1,83 @@
+"""What is launched for a list of tensors, what the device is sent, and what a graph captures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from matrix_adagrad.geometry import Column, Entry, Factored, Geometry, Row
+from matrix_adagrad.optim.step import triton as backend
+from matrix_adagrad.optim.step.config import SteepestConfig
+from matrix_adagrad.optim.step.dispatch import TRITON
+from tests.optim.batches import (
+    KINDS,
+    a_config,
+    assert_close,
+    reference,
+    state_of,
+)
+from tests.triton.steps import of_shapes, renewed, step
+
+COVERED = (torch.float32, torch.bfloat16, torch.float16)
+sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65]))
+
+
+def test_hundreds_of_tensors_are_a_handful_of_launches(ran):
+    for geometry, launches in ((Row(), 1), (Entry(), 1), (Column(), 3), (Factored(), 5)):
+        ran.clear()
+        grads = [torch.ones(4, 16) for _ in range(100)]
+        step(state_of([torch.ones(4, 16) for _ in grads], grads, a_config(geometry)), a_config(geometry))
+        assert len(ran) == launches
+
+
+def test_a_table_is_sent_again_only_if_something_has_changed(monkeypatch):
+    uploads, upload = [], backend._upload
+    monkeypatch.setattr(backend, "_upload", lambda *args: uploads.append(1) or upload(*args))
+    config = a_config(Row(), betas=(0.9, 0.99), bias_correction=True)
+    batch = state_of([torch.ones(4, 16), torch.ones(5, 16)], [torch.ones(4, 16), torch.ones(5, 16)], config)
+    step(batch, config)
+    for _ in range(3):  # step counts go up together
+        TRITON.step(renewed(batch), config)
+    assert len(uploads) == 1
+    batch[0].grad = torch.full((4, 16), 2.0)
+    TRITON.step(renewed(batch), config)
+    assert len(uploads) == 2
+    other = state_of([torch.ones(4, 16), torch.ones(5, 16)], [torch.ones(4, 16), torch.ones(5, 16)], config)
+    for number in range(5):
+        other[0].grad = torch.full((4, 16), 2.0 if number == 4 else 1.0)
+        reference(other, config)
+    assert_close(batch, other)
+
+
+def test_a_captured_step_takes_nothing_from_the_cpu(monkeypatch):
+    config = replace(a_config(Row(), betas=(0.9, 0.99), bias_correction=True), capturable=True, lr=torch.tensor(0.1))
+
+    def make():
+        return of_shapes([(4, 16)] * 6, config)
+
+    batch, other = make(), make()
+    monkeypatch.setattr(backend, "_is_capturing", lambda _: True)
+    with pytest.raises(RuntimeError, match="take a step first"):
+        step(batch, config)
+    monkeypatch.undo()
+    batch = make()
+    step(batch, config)
+    reference(other, config)
+    monkeypatch.setattr(backend, "_is_capturing", lambda _: True)
+    monkeypatch.setattr(backend, "_upload", lambda *_: pytest.fail("the CPU's memory must not be read"))
+    for update, same in zip(batch, other, strict=True):
+        update.grad = same.grad = torch.full((4, 16), 3.0)
+    TRITON.step(renewed(batch), config)
+    reference(other, config)
+    assert_close(batch, other)
+
+
+def test_one_geometry_for_each_kind_of_layout():
+    kinds: dict[int, Geometry] = {}
+    for geometry in KINDS:
+        batch = state_of([torch.ones(4, 16)], [torch.ones(4, 16)], a_config(geometry))
+        assert not TRITON.reason_against(batch[0], a_config(geometry))
+        kinds.setdefault(batch[0].prepared.kind.layout, geometry)
+    assert len(kinds) == 5
+    assert isinstance(a_config(Row(), momentum=0.9), SteepestConfig)
