@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from matrix_adagrad.geometry import Column, Entry, Factored, Geometry, Row
 from matrix_adagrad.optim.step import triton as backend
@@ -14,13 +13,12 @@ from tests.optim.batches import (
     KINDS,
     a_config,
     assert_close,
+    assert_equal,
+    copied,
     reference,
     state_of,
 )
 from tests.triton.steps import of_shapes, renewed, step
-
-COVERED = (torch.float32, torch.bfloat16, torch.float16)
-sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65]))
 
 
 def test_hundreds_of_tensors_are_a_handful_of_launches(ran):
@@ -81,3 +79,52 @@ def test_one_geometry_for_each_kind_of_layout():
         kinds.setdefault(batch[0].prepared.kind.layout, geometry)
     assert len(kinds) == 5
     assert isinstance(a_config(Row(), momentum=0.9), SteepestConfig)
+
+
+def test_a_table_is_of_one_stream(monkeypatch):
+    """Its memory may be given away as soon as the stream that it was allocated on is done with it."""
+    tables, config = [], a_config(Row())
+    batch = of_shapes([(4, 16)], config)
+    for stream in (1, 1, 2, 2):
+        monkeypatch.setattr(backend, "_stream", lambda _, stream=stream: stream)
+        step(batch, config) if not tables else TRITON.step(renewed(batch), config)
+        tables.append(batch[0].prepared.launch.table)
+    assert tables[0] is tables[1]
+    assert tables[1] is not tables[2]
+    assert tables[2] is tables[3]
+
+
+def test_tensors_that_are_described_anew_keep_their_table(monkeypatch):
+    """As in a group in which other tensors go to other backends: its plan is made anew for each step."""
+    uploads, upload = [], backend._upload
+    monkeypatch.setattr(backend, "_upload", lambda *args: uploads.append(1) or upload(*args))
+    for geometry in KINDS:
+        uploads.clear()
+        config = a_config(geometry)
+        batch = of_shapes([(4, 16), (6, 16)], config)
+        for _ in range(3):
+            for update in batch:
+                assert not TRITON.reason_against(update, config)
+            TRITON.step(batch, config)
+        assert len(uploads) == 1
+        for update in batch:
+            update.statistics = tuple(map(torch.clone, update.statistics))
+            assert not TRITON.reason_against(update, config)
+        TRITON.step(batch, config)
+        assert len(uploads) == 2
+
+
+def test_a_step_that_graphs_cannot_capture_is_refused_before_anything_moves(monkeypatch):
+    config = replace(a_config(Row()), capturable=True)
+    grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 16), (4, 16), check_invariants=True)
+    for batch, own, words in (
+        (state_of([torch.ones(4, 16)], [grad], config), config, "sparse"),
+        (of_shapes([(4, 16)], config), replace(config, capturable=False), "capturable=True"),
+    ):
+        step(batch, own)
+        before = copied(batch)
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, "_is_capturing", lambda _: True)
+            with pytest.raises(RuntimeError, match=words):
+                step(batch, own)
+        assert_equal(batch, before)

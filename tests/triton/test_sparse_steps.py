@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from matrix_adagrad.geometry import Row
 from matrix_adagrad.native.matrices import NotCoveredError
+from matrix_adagrad.optim.step import triton as backend
 from matrix_adagrad.optim.step.config import SteepestConfig
 from tests.optim.batches import (
     KINDS,
@@ -21,7 +22,6 @@ from tests.optim.batches import (
 from tests.triton.steps import few, step
 
 COVERED = (torch.float32, torch.bfloat16, torch.float16)
-sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65]))
 
 
 @st.composite
@@ -73,3 +73,30 @@ def test_a_row_that_is_out_of_range_is_found_before_anything_is_written(wrong):
     with pytest.raises(RuntimeError, match="out of range"):
         step(batch, a_config(Row()))
     assert (batch.params[0] == 1).all()
+
+
+@pytest.mark.parametrize("is_coalesced", [False, True])
+def test_a_gradient_of_one_row_moves_that_row(is_coalesced):
+    grad = torch.sparse_coo_tensor(
+        torch.tensor([[2]]), torch.ones(1, 16), (4, 16), is_coalesced=is_coalesced, check_invariants=True
+    )
+    for geometry in KINDS:
+        batch = state_of([spread((4, 16), 0, torch.float32)], [grad], a_config(geometry))
+        other = copied(batch)
+        step(batch, a_config(geometry))
+        sparse(other, a_config(geometry))
+        assert_close(batch, other)
+
+
+@pytest.mark.parametrize("is_coalesced", [False, True])
+def test_nothing_outside_of_the_table_is_written_where_devices_raise_no_errors(monkeypatch, is_coalesced):
+    """AMD's builds of torch leave assertions on the device out."""
+    monkeypatch.setattr(backend, "assert_async", lambda *_: None)
+    index = torch.tensor([[-1, 2, 6]])
+    grad = torch.sparse_coo_tensor(index, torch.ones(3, 16), (6, 16), is_coalesced=is_coalesced, check_invariants=False)
+    for geometry in KINDS:
+        around = torch.ones(24, 16)
+        batch = state_of([around[8:14]], [grad], a_config(geometry))
+        step(batch, a_config(geometry))
+        is_moved = (around != 1).any(1)
+        assert is_moved.nonzero().flatten().tolist() == [10]
