@@ -9,6 +9,7 @@ from matrix_adagrad.geometry import Column, Entry, Factored, Geometry, Row
 from matrix_adagrad.optim.step import triton as backend
 from matrix_adagrad.optim.step.config import SteepestConfig
 from matrix_adagrad.optim.step.dispatch import TRITON
+from matrix_adagrad.optim.step.native import _step_as_operator
 from tests.optim.batches import (
     KINDS,
     a_config,
@@ -144,3 +145,16 @@ def test_a_step_that_graphs_cannot_capture_is_refused_before_anything_moves(monk
             with pytest.raises(RuntimeError, match=words):
                 step(batch, own)
         assert_equal(batch, before)
+
+
+@pytest.mark.parametrize("geometry", [Row(), Column(), Entry()], ids=str)
+@pytest.mark.parametrize("family", [{}, {"betas": (0.9, 0.99), "bias_correction": True, "nesterov": True}])
+def test_the_operator_of_a_compiled_step_runs_the_kernels(geometry, family, ran):
+    """In a graph a fused step is one operator, whatever the device; this is what it runs on a GPU."""
+    config = a_config(geometry, weight_decay=0.1, maximize=True, **family)
+    batch = of_shapes([(4, 16), (6, 5)], config)
+    other = copied(batch)
+    _step_as_operator(batch, config)
+    assert ran
+    reference(other, config)
+    assert_close(batch, other)
