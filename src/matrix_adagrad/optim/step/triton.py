@@ -125,14 +125,7 @@ class Triton(Backend):
         full = [update for update in updates if update.prepared is not None]
         _check_capture(full)
         if len(full) < len(updates):
-            other = (
-                Steepest()
-                if isinstance(config, SteepestConfig)
-                else Sparse()
-                if updates[0].grad.is_sparse
-                else Reference()
-            )
-            other.step([update for update in updates if update.prepared is None], config)
+            _step_empty([update for update in updates if update.prepared is None], config)
         if full:
             self._step(full, config)
 
@@ -152,6 +145,12 @@ class Triton(Backend):
                     for name, block, together in kind.finished:
                         launches.finish(name, block, together)
                     launches.run("move_tiles")
+
+
+def _step_empty(updates: list[Update], config: Config) -> None:
+    """Count the step, and let averages of squares fade: there is nothing to move."""
+    backend: Backend = Sparse() if updates[0].grad.is_sparse else Reference()
+    (Steepest() if isinstance(config, SteepestConfig) else backend).step(updates, config)
 
 
 def _takes(described: Description, g: Tensor) -> bool:

@@ -199,7 +199,8 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     parts = {"whole": tiles.chunks * tiles.across, "outer": tiles.across, "inner": tiles.chunks}
     finished, programs, room = [], {"tiles": layout.matrices * tiles.chunks * tiles.across}, {}
     for name in summed:
-        together = min(power_of_2(parts[name]), FINISHED if sizes[name] == 1 else FINISHED // 8)
+        most = FINISHED if sizes[name] == 1 else FINISHED // 8
+        together = min(1 << 4 * up((parts[name] - 1).bit_length(), 4), most)  # 1 or 16 or many: few kinds
         block = FINISHED // together
         finished.append((name, block, together))
         programs[name] = layout.matrices * up(sizes[name], block)
