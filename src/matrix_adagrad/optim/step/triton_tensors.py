@@ -56,7 +56,8 @@ class _Tiles(NamedTuple):
         sums_columns = kind in (PER_INNER, PER_BOTH)
         entries = SUMMED_TILE if sums_columns else TILE
         widest = LONGEST if kind == PER_OUTER and has_blocks else SUMMED_COLUMNS if sums_columns else TILE
-        wide = min(power_of_2(inner), widest)
+        is_flat = outer == 1 and kind in (PER_ENTRY, PER_TENSOR)
+        wide = widest if is_flat else min(power_of_2(inner), widest)
         high = max(1, entries // wide)  # also of a tensor with fewer rows: it is of one kind with larger ones
         across, height = up(inner, wide), high
         if sums_columns:
@@ -199,8 +200,9 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     parts = {"whole": tiles.chunks * tiles.across, "outer": tiles.across, "inner": tiles.chunks}
     finished, programs, room = [], {"tiles": layout.matrices * tiles.chunks * tiles.across}, {}
     for name in summed:
-        most = FINISHED if sizes[name] == 1 else FINISHED // 8
-        together = min(1 << 4 * up((parts[name] - 1).bit_length(), 4), most)  # 1 or 16 or many: few kinds
+        together = FINISHED
+        if sizes[name] > 1:  # 1 or 16 or many: few kinds
+            together = min(1 << 4 * up((parts[name] - 1).bit_length(), 4), FINISHED // 8)
         block = FINISHED // together
         finished.append((name, block, together))
         programs[name] = layout.matrices * up(sizes[name], block)
