@@ -50,13 +50,13 @@ class _Tiles(NamedTuple):
     has_blocks: bool  # whether a tile holds whole blocks: then one pass does everything
 
     @classmethod
-    def of(cls, kind: int, outer: int, inner: int) -> _Tiles:
+    def of(cls, kind: int, outer: int, inner: int, *, is_sparse: bool) -> _Tiles:
         """The tiles for a matrix of this size, whose entries share scales in this way."""
         has_blocks = kind == PER_ENTRY or (kind == PER_OUTER and inner <= LONGEST)
         sums_columns = kind in (PER_INNER, PER_BOTH)
         entries = SUMMED_TILE if sums_columns else TILE
         widest = LONGEST if kind == PER_OUTER and has_blocks else SUMMED_COLUMNS if sums_columns else TILE
-        is_flat = outer == 1 and kind in (PER_ENTRY, PER_TENSOR)
+        is_flat = outer == 1 and kind in (PER_ENTRY, PER_TENSOR) and not is_sparse
         wide = widest if is_flat else min(power_of_2(inner), widest)
         high = max(1, entries // wide)  # also of a tensor with fewer rows: it is of one kind with larger ones
         across, height = up(inner, wide), high
@@ -178,7 +178,7 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     step = StepKind.SPARSE if is_sparse else StepKind.DENSE
     layout, v, divisors, combine = statistics_layout(update, g_strides, step)
     outer, inner = len(values) if is_sparse else layout.outer, layout.inner
-    tiles = _Tiles.of(layout.kind, outer, inner)
+    tiles = _Tiles.of(layout.kind, outer, inner, is_sparse=is_sparse)
 
     words = {"x": x.data_ptr(), "outer": outer, "inner": inner}
     words |= {"chunk": tiles.height, "chunks": tiles.chunks, "tiles": tiles.across}
