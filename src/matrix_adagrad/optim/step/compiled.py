@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,7 @@ def _(*_: object) -> None:
 def _config(lr: Tensor, numbers: list[float], stochastic_rounding: bool) -> Config:
     """The configuration again, from its numbers."""
     named = dict(zip((name for name in Config().numbers if name != "lr"), numbers, strict=True))
-    options = {
+    options: dict[str, Any] = {
         "eps": named["eps"],
         "weight_decay": named["weight_decay"],
         "decoupled_weight_decay": bool(named["decoupled_weight_decay"]),
@@ -71,5 +73,5 @@ def _config(lr: Tensor, numbers: list[float], stochastic_rounding: bool) -> Conf
     }
     if not named["momentum"]:
         return AdaGradConfig(lr, **options)
-    flags = {name: bool(named[name]) for name in ("bias_correction", "nesterov")}
+    flags: dict[str, Any] = {name: bool(named[name]) for name in ("bias_correction", "nesterov")}
     return MomentumConfig(lr, betas=(named["beta1"], named["beta2"]), **flags, **options)
