@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.gpu import checks, times
 from benchmarks.gpu.emulate import choose_interpreter, interpreted
+from benchmarks.gpu.options import AXES
 from matrix_adagrad import __version__
 from matrix_adagrad.cli.arguments import positive, write_error
 from matrix_adagrad.cli.command import run_command, say
@@ -28,11 +29,7 @@ from matrix_adagrad.optim.step.triton import missing
 
 __all__ = ["main"]
 
-TINY = {
-    **checks.AXES_OF_CHECKS,
-    "shape": [(5, 16), (6, 10)],
-    "dtypes": [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)],
-}
+TINY = {**AXES, "shape": [(5, 16), (6, 10)]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +81,7 @@ def _problem() -> str:
 def _page(options: argparse.Namespace, device: str) -> tuple[list[str], list[str]]:
     """The Markdown, and what went wrong."""
     done = []
-    for check in checks.checks(device, TINY if options.interpret else checks.AXES_OF_CHECKS):
+    for check in checks.checks(device, TINY if options.interpret else AXES):
         done.append(check)
         if not check.is_equal:
             say(options, f"{check.distance:.3g} tolerances apart: {check.chosen}")

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         return 1
     found: list[Compiled] = []
     for target in options.targets:
-        chosen = specialisations(combinations(), target).values()
+        chosen = specialisations(combinations(quick=options.quick), target).values()
         if options.quick:
             chosen = {own.name: own for own in chosen}.values()
         for number, own in enumerate(chosen):

@@ -45,7 +45,8 @@ PAIRS: list[dict[str, Any]] = [
 def _sizes(chosen: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of each array of a step; 0 if there is none."""
     cls, options = FAMILIES[chosen["family"]]
-    x, g = chosen.get("dtypes", (torch.float32, torch.float32))
+    x = chosen.get("dtype", torch.float32)
+    g = chosen.get("grad_dtype", x)
     entries = math.prod(chosen["shape"])
     has_average = options.get("momentum", options.get("betas", (1.0,))[0]) != 0 and not chosen["family"] == "AdaGrad"
     average = (chosen.get("momentum_dtype") or torch.float32).itemsize if has_average else 0

@@ -40,11 +40,12 @@ GEOMETRIES: dict[str, Geometry] = {
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-_WIDTHS = (1, 3, 16, 64, 128, 250, 512, 1024, 2048, 4096, 8192, 16384, 20000)
+_WIDTHS = (3, 16, 64, 250, 1024, 4096, 16384, 20000)
 _TILE = 4096
 AXES: dict[str, Sequence[Any]] = {
     "shape": [(2 * max(1, _TILE // width), width) for width in _WIDTHS] + [(9000, 16)],
-    "dtypes": list(itertools.product(DTYPES, DTYPES)),  # of the parameter and of its gradient
+    "dtype": DTYPES,
+    "grad_dtype": DTYPES,
     "family": list(FAMILIES),
     "geometry": list(GEOMETRIES),
     "gradient": ["dense", "sparse", "coalesced"],
@@ -134,7 +135,8 @@ def _values(axes: Mapping[str, Sequence[Any]], chosen: Mapping[str, int]) -> dic
 def parameter(chosen: Mapping[str, Any], device: str = "cpu", seed: int = 0) -> Parameter:
     """A parameter with a gradient."""
     rows, width = chosen["shape"]
-    of_param, of_grad = chosen.get("dtypes", (torch.float32, torch.float32))
+    of_param = chosen.get("dtype", torch.float32)
+    of_grad = chosen.get("grad_dtype", of_param)
     layout = chosen.get("layout", "contiguous")
     generator = torch.Generator().manual_seed(seed)
 

@@ -46,14 +46,13 @@ _OURS = (
     ("factored", "Momentum"),
     ("row", "Steepest"),
 )
-_DTYPES = (torch.bfloat16, torch.bfloat16)
 
 
 def _bytes(shapes: list[tuple[int, ...]], chosen: Mapping[str, Any]) -> tuple[int, int]:
     """What a step of all tensors must move, and what the kernels move. Vectors are stepped by entry."""
     must = moved = 0
     for shape in shapes:
-        own = {**chosen, "shape": shape, "dtypes": _DTYPES}
+        own = {**chosen, "shape": shape, "dtype": torch.bfloat16}
         if len(shape) == 1:
             own["geometry"] = "entry"
         must += least(own).total()

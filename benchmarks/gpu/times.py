@@ -83,8 +83,7 @@ def _passes(number: int) -> Callable[[Case], int]:
 
 def _least(chosen: Mapping[str, Any]) -> Callable[[Case], int]:
     def of_case(case: Case) -> int:
-        dtypes = (case.dtype, case.dtype)
-        return sum(least({**chosen, "shape": shape, "dtypes": dtypes}).total() for shape in case.shapes)
+        return sum(least({**chosen, "shape": shape, "dtype": case.dtype}).total() for shape in case.shapes)
 
     return of_case
 
