@@ -44,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive, default=30, help="interleaved rounds (default: 30)")
     parser.add_argument("--quick", action="store_true", help="small tensors, to see that it works")
     parser.add_argument("--interpret", action="store_true", help="tiny tensors in Triton's interpreter, without a GPU")
-    parser.add_argument(
-        "--out", type=Path, default=Path("results"), help="the folder for gpu.md (default: results)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for gpu.md (default: results)")
     parser.set_defaults(run=run, command="benchmarks.gpu")
     return run_command(parser, arguments)
 

@@ -34,7 +34,9 @@ def table(found: Iterable[Compiled]) -> str:
         by_kernel.setdefault((own.kernel, own.target), []).append(own)
 
     def cells() -> Iterable[list[str]]:
-        for (kernel, target), own in sorted(by_kernel.items(), key=lambda item: (item[0][0], [*TARGETS].index(item[0][1]))):
+        for (kernel, target), own in sorted(
+            by_kernel.items(), key=lambda item: (item[0][0], [*TARGETS].index(item[0][1]))
+        ):
             registers = [each.registers for each in own]
             aligned = [each.widest for each in own if each.is_aligned]
             yield [
@@ -98,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
     if options.write:
         update_page(PAGE, {"compiled": lambda: table(found)})
     spilled = [own for own in found if own.spilled_bytes]
-    for own in spilled:
-        say(options, f"{own.kernel} spills {own.spilled_bytes} bytes on {own.target}: {own.constants}")
+    for each in spilled:
+        say(options, f"{each.kernel} spills {each.spilled_bytes} bytes on {each.target}: {each.constants}")
     return 1 if spilled else 0
 
 

@@ -21,7 +21,7 @@ __all__ = ["backend_takes_cpu_tensors", "choose_interpreter", "interpreted"]
 def backend_takes_cpu_tensors() -> Iterator[None]:
     """Steps of tensors on a CPU are taken by the Triton backend wherever the C kernels would take them."""
     devices = mock.patch.object(backend, "DEVICES", ("cuda", "cpu"))
-    with devices, mock.patch.object(type(NATIVE), "runs_on", lambda *_: False):
+    with devices, mock.patch.object(type(NATIVE), "runs_on", return_value=False):
         yield
 
 

@@ -39,12 +39,8 @@ def _kernel_type() -> Any:
 
 def kernels() -> dict[str, Any]:
     """Every kernel of the backend, by name: what its modules compile, but for functions that only kernels call."""
-    found = {}
-    for module in _modules():
-        for name, value in vars(module).items():
-            if isinstance(value, _kernel_type()) and not name.startswith("_"):
-                found[name] = value
-    return found
+    named = [item for module in _modules() for item in vars(module).items()]
+    return {name: value for name, value in named if isinstance(value, _kernel_type()) and not name.startswith("_")}
 
 
 def is_interpreted() -> bool:

@@ -48,7 +48,7 @@ def _sizes(chosen: Mapping[str, Any]) -> dict[str, int]:
     x = chosen.get("dtype", torch.float32)
     g = chosen.get("grad_dtype", x)
     entries = math.prod(chosen["shape"])
-    has_average = options.get("momentum", options.get("betas", (1.0,))[0]) != 0 and not chosen["family"] == "AdaGrad"
+    has_average = options.get("momentum", options.get("betas", (1.0,))[0]) != 0 and chosen["family"] != "AdaGrad"
     average = (chosen.get("momentum_dtype") or torch.float32).itemsize if has_average else 0
     is_steepest = cls is SteepestDescent
     shapes = () if is_steepest else GEOMETRIES[chosen["geometry"]].statistic_shapes(chosen["shape"])

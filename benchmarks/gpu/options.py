@@ -117,11 +117,11 @@ def _drawn(
         if not values:
             return None
 
-        def missing(index: int, axis: str = axis) -> int:
-            joined = (tuple(sorted(((axis, index), own), key=lambda pair: order[pair[0]])) for own in chosen.items())
-            return sum(pair in pairs for pair in joined)
-
-        chosen = {**chosen, axis: max(values, key=missing)}
+        joined = [
+            [tuple(sorted(((axis, i), own), key=lambda pair: order[pair[0]])) for own in chosen.items()] for i in values
+        ]
+        missing = [sum(pair in pairs for pair in own) for own in joined]
+        chosen = {**chosen, axis: values[missing.index(max(missing))]}
     return {axis: chosen[axis] for axis in axes}
 
 
@@ -168,7 +168,7 @@ def make(chosen: Mapping[str, Any], params: list[Parameter], **more: Any) -> Opt
     """The optimizer of these values; further options go before them."""
     cls, options = FAMILIES[chosen["family"]]
     lr = torch.tensor(1e-2, device=params[0].device) if chosen.get("lr") == "tensor" else 1e-2
-    own = ("weight_decay", "stochastic_rounding", "capturable")
-    own = (*own, "momentum_dtype") if cls is not MatrixAdaGrad else own
+    own = ["weight_decay", "stochastic_rounding", "capturable"]
+    own += ["momentum_dtype"] if cls is not MatrixAdaGrad else []
     given = {name: chosen[name] for name in own if name in chosen}
     return cls(params, **{"lr": lr, "geometry": GEOMETRIES[chosen["geometry"]], **options, **given, **more})

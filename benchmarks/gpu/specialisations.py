@@ -50,7 +50,7 @@ def launched(chosen: Mapping[str, Any]) -> list[Launch]:
     with backend_takes_cpu_tensors(), recorded() as launches:
         optimizer.step()
         if chosen.get("capturable") and chosen.get("gradient", "dense") == "dense":
-            with mock.patch.object(backend, "_is_capturing", lambda _: True):
+            with mock.patch.object(backend, "_is_capturing", return_value=True):
                 optimizer.step()
     return launches
 
