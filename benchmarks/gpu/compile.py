@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from benchmarks.gpu.specialisations import TARGETS, Compiled, combinations, compiled, specialisations
+from benchmarks.gpu.specialisations import TARGETS, Compiled, combinations, compiled, launched, specialisations
 from benchmarks.markdown import DOCS, markdown_table, update_page
 from matrix_adagrad.cli.arguments import add_json
 from matrix_adagrad.cli.command import run_command, say
@@ -86,11 +86,12 @@ def run(options: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         say(options, "TRITON_INTERPRET is set, and then nothing is compiled: unset it")
         return 1
+    launches = [launch for chosen in combinations(quick=options.quick) for launch in launched(chosen)]
     found: list[Compiled] = []
     for target in options.targets:
-        chosen = specialisations(combinations(quick=options.quick), target).values()
+        chosen = specialisations(launches, target)
         if options.quick:
-            chosen = {own.name: own for own in chosen}.values()
+            chosen = [*{own.name: own for own in chosen}.values()]
         for number, own in enumerate(chosen):
             found.append(compiled(own))
             if sys.stderr.isatty():

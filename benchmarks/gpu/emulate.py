@@ -29,10 +29,9 @@ def choose_interpreter() -> str:
     """Have Triton interpret its kernels, and return why it cannot. It decides when it is imported."""
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton has been imported without its interpreter: set TRITON_INTERPRET=1"
-    if reason := backend.missing():
-        return f"{reason}: pip install triton"
     os.environ["TRITON_INTERPRET"] = "1"
-    return ""
+    reason = backend.missing()
+    return f"{reason}: pip install triton" if reason else ""
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from benchmarks.gpu.launches import Launch, recorded
 from benchmarks.gpu.options import AXES, covering, make, parameter
 from matrix_adagrad.optim.step import triton as backend
 
-__all__ = ["TARGETS", "Compiled", "Specialisation", "combinations", "compiled", "specialisations"]
+__all__ = ["TARGETS", "Compiled", "Specialisation", "combinations", "compiled", "launched", "specialisations"]
 
 # What torch calls the device, the architecture, and the threads of a warp.
 TARGETS: dict[str, tuple[str, Any, int]] = {
@@ -101,14 +101,13 @@ class Specialisation:
         return triton.compile(source, target=target, options=options)
 
 
-def specialisations(chosen: Iterable[Mapping[str, Any]], target: str) -> dict[str, Specialisation]:
-    """Everything that steps with these options launch on a target, each once."""
+def specialisations(launches: Iterable[Launch], target: str) -> list[Specialisation]:
+    """What these launches run on a target, each once."""
     found: dict[str, Specialisation] = {}
-    for each in chosen:
-        for launch in launched(each):
-            own = Specialisation(launch, target)
-            found.setdefault(own.key, own)
-    return found
+    for launch in launches:
+        own = Specialisation(launch, target)
+        found.setdefault(own.key, own)
+    return [*found.values()]
 
 
 # ------------------------------------------------------------------------------------------------- what it compiles to
