@@ -25,14 +25,7 @@ def test_the_command_checks_every_kernel_and_times_every_peer(tmp_path, capsys):
         assert case.title[1:] in page
     for name in {**times.DENSE, **times.SPARSE}:
         assert f"| {name} |" in page
-
-
-def test_only_optimizers_of_torch_that_lack_a_kernel_are_gaps():
-    with interpreted():
-        for case in times.SMALL_CASES:
-            for row in times.measure(case, "cpu", 2, "eager"):
-                assert row.times is not None, row.gap
-                assert math.isfinite(row.times.median)
+        assert f"| {name} | – |" not in page  # a gap
 
 
 def test_a_kernel_that_is_wrong_is_found():
