@@ -23,9 +23,12 @@ pytest: .venv/ready-test ## doctests and tests
 	@echo "test: doctests and tests"
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, and on downloaded data
+# ARGS may select no test of one of the two: pytest then ends with 5.
+test-integrations: .venv/ready-integrations ## tests against other libraries, in a browser, on downloaded data, and of GPU kernels in an interpreter
 	@echo "test-integrations: tests against TorchRec, FBGEMM, Transformers, Accelerate, Lightning, optax and pytorch-optimizer, in a browser, and on MovieLens"
-	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/benchmarks/test_advice_tasks.py $(ARGS)
+	@INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 tests/integration tests/benchmarks/test_advice_tasks.py $(ARGS) || test $$? = 5
+	@echo "test-integrations: the Triton kernels, in Triton's interpreter"
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/triton $(ARGS) || test $$? = 5
 
 SANITIZED := build/sanitized/_kernels.so
 test-sanitized: .venv/ready-test ## the native kernels under the address and undefined-behaviour sanitizers

@@ -29,6 +29,22 @@ def test_hundreds_of_tensors_are_a_handful_of_launches(ran):
         assert len(ran) == launches
 
 
+def test_tensors_of_other_heights_are_of_one_kind(ran):
+    """A kind is compiled and launched by itself. The entries of a sparse gradient are more or fewer in each batch."""
+    for geometry in KINDS:
+        config, kinds = a_config(geometry), set()
+        step(of_shapes([(rows, 64) for rows in range(1, 40)], config), config)
+        assert len(ran) <= 6
+        ran.clear()
+        for rows in (1, 3, 30):
+            index = torch.arange(rows)[None]
+            grad = torch.sparse_coo_tensor(index, torch.ones(rows, 64), (40, 64), check_invariants=True)
+            batch = state_of([torch.ones(40, 64)], [grad], config)
+            assert not TRITON.reason_against(batch[0], config)
+            kinds.add(batch[0].prepared.kind)
+        assert len(kinds) == 1
+
+
 def test_a_table_is_sent_again_only_if_something_has_changed(monkeypatch):
     uploads, upload = [], backend._upload
     monkeypatch.setattr(backend, "_upload", lambda *args: uploads.append(1) or upload(*args))

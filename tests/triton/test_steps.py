@@ -1,5 +1,7 @@
 """The Triton kernels do what the reference does, on any tensors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -28,12 +30,16 @@ from tests.optim.batches import (
 from tests.triton.steps import FAMILIES, every_pair, few, of_shapes, renewed, step
 
 COVERED = (torch.float32, torch.bfloat16, torch.float16)
+WIDE = (torch.float32, torch.float64)
 sizes = st.one_of(st.integers(1, 9), st.sampled_from([16, 31, 33, 64, 65]))
 
 
 @st.composite
 def cases(draw, **choices):
     config, dtype = draw(configs(**choices)), draw(st.sampled_from(COVERED))
+    is_other_norm = isinstance(config, SteepestConfig) and config.floor
+    if not is_other_norm and draw(st.booleans()):
+        config = replace(config, capturable=True, lr=torch.tensor(config.lr, dtype=draw(st.sampled_from(WIDE))))
     params, grads = [], []
     for seed in range(draw(st.integers(1, 4))):
         m, n = 2 * draw(sizes), 2 * draw(sizes)

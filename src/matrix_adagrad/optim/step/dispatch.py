@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
+from matrix_adagrad.optim.step import compiled  # noqa: F401 – it registers an operator
 from matrix_adagrad.optim.step.backend import Backend, PartedBackend, RepeatedUpdates, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach

@@ -19,7 +19,7 @@ from torch import Tensor
 from matrix_adagrad import native
 from matrix_adagrad.bags.gradient import BagGradient
 from matrix_adagrad.bags.lookup import BagBatch, Feature
-from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
+from matrix_adagrad.geometry import Factored, Geometry, Partition, wide_dtype
 from matrix_adagrad.geometry.partitions import floored
 from matrix_adagrad.native.matrices import (
     PER_ENTRY,
@@ -29,7 +29,7 @@ from matrix_adagrad.native.matrices import (
     factored_layout,
     matrix_layout,
 )
-from matrix_adagrad.optim.step.backend import Measured, RepeatedUpdates, refusal
+from matrix_adagrad.optim.step.backend import Measured, RepeatedUpdates
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
 from matrix_adagrad.optim.step.update import (
@@ -448,7 +448,7 @@ def _what_is_missing(update: Update) -> str:
 
 
 def _step_as_operator(updates: Sequence[Update], config: Config) -> None:
-    """The step as one operator that torch.compile and fake tensors know."""
+    """The step as one operator that torch.compile and fake tensors know: see `compiled.py`."""
     lr = (
         config.rate if isinstance(config.rate, Tensor) else torch.tensor(config.rate, dtype=torch.float64, device="cpu")
     )
@@ -463,44 +463,3 @@ def _step_as_operator(updates: Sequence[Update], config: Config) -> None:
         [float(number) for name, number in config.numbers.items() if name != "lr"],
         config.stochastic_rounding,
     )
-
-
-@torch.library.custom_op("matrix_adagrad::step", mutates_args=("params", "averages", "statistics", "steps"))
-def _step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    averages: list[Tensor],
-    statistics: list[Tensor],
-    steps: list[Tensor],
-    divisors: list[int],
-    lr: Tensor,
-    numbers: list[float],
-    stochastic_rounding: bool,
-) -> None:
-    is_random = stochastic_rounding and any(param.dtype in NARROW for param in params)
-    stream = int(torch.randint(1, 1 << 62, (), device="cpu")) if is_random else 0
-    updates = [
-        Update(
-            param,
-            grad,
-            averages[i] if averages else None,
-            (statistics[i],),
-            steps[i],
-            Entry(),  # the statistic's shape says enough about the partition
-            (divisors[i],),
-            stream + i,
-        )
-        for i, (param, grad) in enumerate(zip(params, grads, strict=True))
-    ]
-    try:
-        for update in updates:
-            update.prepared = _describe(update)
-    except NotCoveredError as reason:
-        raise refusal("fused", str(reason)) from None
-    named = dict(zip((name for name in Config().numbers if name != "lr"), numbers, strict=True))
-    _call(Batch(updates), native.pack_config({**named, "lr": float(lr), "seed": is_random}))
-
-
-@_step.register_fake
-def _(*_: object) -> None:
-    return

@@ -40,25 +40,32 @@ from matrix_adagrad.optim.step.triton_tensors import (
 from matrix_adagrad.optim.step.update import NARROW, Update, count
 from matrix_adagrad.torch_private import assert_async, sparse_indices, sparse_values
 
-__all__ = ["Triton", "missing"]
+__all__ = ["Triton", "failure", "missing"]
 
 OLDEST = (3, 5)  # the first release that we know to take tuples of numbers
 DEVICES = ("cuda",)  # what torch calls NVIDIA's devices, and AMD's
 
 
 @functools.cache
-def missing(device: torch.device) -> str:
-    """Why no kernels run on a device; empty if they do."""
+def missing() -> str:
+    """Why there are no kernels; empty if there are. The reason is logged once."""
     try:
         version = importlib.import_module("triton").__version__
-        if tuple(int(number) for number in version.split(".")[:2]) < OLDEST:
-            return _logged(f"Triton {version} is older than {'.'.join(map(str, OLDEST))}")
-        with _on(device):  # it needs a compiler for C, and a device that it knows
-            _kernels().write_gradients[(1,)](torch.zeros(64, dtype=torch.int64, device=device), 0, 1, 1, 0, 0, 0)
-    except ModuleNotFoundError:
+    except ImportError:
         return _logged("Triton is not installed")
-    except Exception as error:  # which can be anything
-        return _logged(f"Triton does not work on {device} ({type(error).__name__}: {error})")
+    is_old = tuple(int(number) for number in version.split(".")[:2]) < OLDEST
+    return _logged(f"Triton {version} is older than {'.'.join(map(str, OLDEST))}") if is_old else ""
+
+
+@functools.cache
+def failure(device: torch.device) -> str:
+    """Why a kernel cannot run on a device; empty if one did. Triton needs a C compiler, and must know the device."""
+    try:
+        with _on(device):
+            table = torch.zeros(len(_kernels().WORD_NAMES), dtype=torch.int64, device=device)
+            _kernels().write_gradients[(1,)](table, 0, 1, 0, 0, 0, 0)
+    except Exception as error:  # which may be of any kind
+        return _logged(f"Triton does not work here ({type(error).__name__}: {error})")
     return ""
 
 
@@ -98,7 +105,7 @@ class Triton(Backend):
     def reason_against(self, update: Update, config: Config) -> str:
         if torch.compiler.is_compiling() or config.differentiable:
             return "torch.compile and autograd trace torch's own operators"
-        if reason := missing(update.param.device):
+        if reason := missing() or failure(update.param.device):
             return reason
         if is_empty(update):
             update.prepared = None

@@ -57,7 +57,7 @@ class _Tiles(NamedTuple):
         entries = SUMMED_TILE if sums_columns else TILE
         widest = LONGEST if kind == PER_OUTER and has_blocks else SUMMED_COLUMNS if sums_columns else TILE
         wide = min(power_of_2(inner), widest)
-        high = min(max(1, entries // wide), power_of_2(outer))
+        high = max(1, entries // wide)  # also of a tensor with fewer rows: it is of one kind with larger ones
         across, height = up(inner, wide), high
         if sums_columns:
             height *= min(TALLEST, power_of_2(across * up(outer, high) // PROGRAMS))
@@ -200,7 +200,7 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     finished, programs, room = [], {"tiles": layout.matrices * tiles.chunks * tiles.across}, {}
     for name in summed:
         together = min(power_of_2(parts[name]), FINISHED if sizes[name] == 1 else FINISHED // 8)
-        block = min(FINISHED // together, power_of_2(sizes[name]))
+        block = FINISHED // together
         finished.append((name, block, together))
         programs[name] = layout.matrices * up(sizes[name], block)
         room[f"sums_{name}"] = layout.matrices * sizes[name] * parts[name]
