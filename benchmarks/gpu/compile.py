@@ -3,19 +3,28 @@
     python -m benchmarks.gpu.compile [--quick] [--targets …] [--write]
 
 Steps are taken with combinations of options in which every pair occurs. Their launches are recorded instead of run, and
-compiled as a launch on the target would be. ``--quick`` compiles one specialisation of each kernel. ``--write`` puts
-the table into docs/gpu.md. What is compiled stays in Triton's cache.
+compiled as a launch on the target would be. ``--quick`` compiles one specialisation of each kernel, that of its largest
+tile. ``--write`` puts the table into docs/gpu.md. What is compiled stays in Triton's cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from benchmarks.gpu.specialisations import TARGETS, Compiled, combinations, compiled, launched, specialisations
+from benchmarks.gpu.specialisations import (
+    TARGETS,
+    Compiled,
+    Specialisation,
+    combinations,
+    compiled,
+    launched,
+    specialisations,
+)
 from benchmarks.markdown import DOCS, markdown_table, update_page
 from matrix_adagrad.cli.arguments import add_json
 from matrix_adagrad.cli.command import run_command, say
@@ -55,6 +64,13 @@ def table(found: Iterable[Compiled]) -> str:
     return markdown_table([*head, "widest load, bytes", "widest store, bytes", "atomics"], cells())
 
 
+def _size(own: Specialisation) -> tuple[bool, int]:
+    """Aligned rows last, and then the largest tile."""
+    sizes = own.constants
+    entries = math.prod(sizes.get(name, 1) for name in ("BLOCK_OUTER", "BLOCK_INNER", "BLOCK", "BLOCK_SUMS"))
+    return sizes.get("ALIGNED", False), entries
+
+
 def _span(numbers: Sequence[int]) -> str:
     if not numbers:
         return "–"
@@ -91,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     for target in options.targets:
         chosen = specialisations(launches, target)
         if options.quick:
-            chosen = [*{own.name: own for own in chosen}.values()]
+            chosen = [*{own.name: own for own in sorted(chosen, key=_size)}.values()]
         for number, own in enumerate(chosen):
             found.append(compiled(own))
             if sys.stderr.isatty():
