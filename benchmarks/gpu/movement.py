@@ -151,9 +151,10 @@ def table() -> str:
         for chosen in PAIRS:
             entries = math.prod(chosen["shape"])
             must, extra, found = least(chosen), again(chosen), counted(chosen)
-            others = sum(found.pop(name, 0) for name in OTHERS) - sum(extra.pop(name, 0) for name in OTHERS)
+            direction = sum(extra.pop(name, 0) for name in OTHERS)
+            others = sum(found.pop(name, 0) for name in OTHERS) - direction
             shape = "×".join(map(str, chosen["shape"]))
-            numbers = (must.total(), found.total(), others)
+            numbers = (must.total(), found.total() + direction, others)
             why = ", ".join(name.removeprefix("read ") for name in extra) or "–"
             if chosen["geometry"] == "spectral":
                 why = "the direction, which torch makes"
