@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("help", "lint", "format", "docs", "clean", "publish", "test-wheels", "test-readme")
+QUICK = ("help", "lint", "format", "docs", "clean", "publish", "sbom", "test-readme")
 PART = {  # ARGS for a part that takes a minute
     "test": "tests/test_intervals.py",
     "test-integrations": "-k test_solvers",
@@ -28,7 +28,16 @@ ALWAYS_PART = {  # the same for slow targets that are not tests, or that another
     "bench": "--quick --rounds 2",
     "advice": "planted-none",
 }
-BEFORE = {"clean": "build"}  # in the same clone, so that there is something to remove
+BEFORE = {"clean": "build", "sbom": "test-wheels"}  # in the same clone: something to remove, and to describe
+NOT_HERE = {  # targets that are not run here, and why
+    "analyze": "needs clang-tidy; .github/workflows/ci.yml runs it",
+    "audit": "asks a service that knows vulnerabilities; make release runs it",
+    "fuzz": "needs clang, and compiles the kernels three times; .github/workflows/ci.yml runs it",
+    "release": "refuses a commit that is no release",
+    "test-build": "builds twice; make release runs it",
+    "test-platforms": "needs cross compilers and QEMU",
+    "test-torch": "downloads several GB",
+}
 REFUSED = {"publish": "results/claims.json is missing: run make reproduce first"}
 SELF = "test-targets"
 AS_TEST = ("pytest", "lint", "format")  # set up like test, which --whole runs
@@ -37,9 +46,9 @@ AS_TEST = ("pytest", "lint", "format")  # set up like test, which --whole runs
 def targets() -> list[str]:
     """The Makefile's targets. This script must know how to run each of them."""
     found = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
-    known = {*QUICK, *PART, *ALWAYS_PART, *BEFORE.values(), SELF}
+    known = {*QUICK, *PART, *ALWAYS_PART, *BEFORE.values(), *NOT_HERE, SELF}
     assert set(found) == known, f"the Makefile and this script have different targets: {set(found) ^ known}"
-    return [name for name in found if name != SELF and name not in BEFORE.values()]
+    return [name for name in found if name not in {SELF, *BEFORE.values(), *NOT_HERE}]
 
 
 def environment(home: Path) -> dict[str, str]:

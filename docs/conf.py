@@ -15,7 +15,11 @@ extensions = [
     "sphinx_copybutton",
 ]
 html_theme = "furo"
-html_title = "matrix-adagrad"
+html_title = f"matrix-adagrad {version}"
+html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = ["versions.js"]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
 myst_enable_extensions = ["dollarmath"]

@@ -1,7 +1,7 @@
 """All private torch APIs that this package uses, in one place.
 
 Each has a name here that says what it is for. tests/test_torch_private.py checks what we expect of each, and names the
-version of torch it was last checked with.
+releases of torch that it was checked with.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ def version_of(x: Tensor) -> int:
 def has_no_other_owner(x: Tensor) -> bool:
     """Whether a gradient may be kept instead of copied: nobody else holds it, and it is not a view."""
     owners: int = x._use_count()  # type: ignore[attr-defined]
-    return owners == 1 and not x._is_view()
+    return owners == _OWNERS_OF_ONE_IN_BACKWARD and not x._is_view()
+
+
+# Torch 2.9's backward pass itself keeps the gradients that it gives to a function.
+_OWNERS_OF_ONE_IN_BACKWARD = 2 if torch.__version__.startswith("2.9.") else 1
 
 
 def has_free_memory(x: Tensor) -> bool:

@@ -448,6 +448,17 @@ def test_an_empty_parameter_with_a_statistic_with_gaps_touches_nothing_else():
     assert (base[:, ::2] < 1).all()
 
 
+@pytest.mark.parametrize("geometry", ["row", "entry", Factored()], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_table_with_a_sparse_gradient_is_left_to_torchs_operators(geometry, shape):
+    """It has no memory, so that the kernels could not even say where its rows would be."""
+    x = Parameter(torch.empty(shape))
+    x.grad = torch.zeros(shape).to_sparse(1)
+    with pytest.raises(RuntimeError, match="fused=True is not possible here: it is empty"):
+        MatrixAdaGrad([x], geometry=geometry, fused=True).step()
+    MatrixAdaGrad([x], geometry=geometry).step()
+
+
 def test_a_small_gradient_joins_a_large_average_without_being_swallowed():
     """As torch's lerp: with a tiny β₁ the average is the last gradient, whatever came before."""
     for geometry in KINDS:

@@ -8,17 +8,15 @@ import torch
 
 from matrix_adagrad.optim.step import triton as backend
 from matrix_adagrad.optim.step import triton_tensors
-
-WANTED = os.environ.get("TRITON_INTERPRET") == "1"
-REASON = "Triton's interpreter is not on: make test-integrations"
-collect_ignore_glob = [] if WANTED else ["test_*.py"]
+from tests.triton.steps import Recorded
 
 
-def interpret() -> None:
+@pytest.fixture(scope="package", autouse=True)
+def _interpreter():
     """Let the backend take tensors on a CPU, and correct what the interpreter does otherwise than the hardware."""
-    from triton.runtime import interpreter
-
-    backend.DEVICES = ("cuda", "cpu")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is not on: make test-integrations")
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
     convert = interpreter._convert_float
 
     def converted(data, source, target, rounding):
@@ -28,11 +26,10 @@ def interpret() -> None:
         x = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32))
         return x.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
-    interpreter._convert_float = converted
-
-
-if WANTED:
-    interpret()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend, "DEVICES", ("cuda", "cpu"))
+        patched.setattr(interpreter, "_convert_float", converted)
+        yield
 
 
 @pytest.fixture
@@ -42,3 +39,12 @@ def small_tiles(monkeypatch):
     for name, size in {**sizes, "FINISHED": 32}.items():
         monkeypatch.setattr(triton_tensors, name, size)
     monkeypatch.setattr(backend, "RUN", 4)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The names of the kernels that ran."""
+    assert not backend.failure(torch.device("cpu"))  # tried once
+    recorded = Recorded()
+    monkeypatch.setattr(backend, "_kernels", lambda: recorded)
+    return recorded.ran

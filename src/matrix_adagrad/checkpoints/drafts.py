@@ -105,14 +105,13 @@ def _locked_file(folder: Path) -> int | None:
         is_locked = _try_lock(descriptor)
         if is_locked:
             os.rename(part, folder / LOCK)  # under this name it is always locked
-        else:
-            os.unlink(part)
     except BaseException:
         os.close(descriptor)
         raise
     if is_locked:
         return descriptor
-    os.close(descriptor)
+    os.close(descriptor)  # first: Windows removes no file that is open
+    os.unlink(part)
     return None
 
 

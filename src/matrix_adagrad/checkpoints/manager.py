@@ -22,7 +22,7 @@ from matrix_adagrad.checkpoints.collective import on_first_rank, rank_and_world
 from matrix_adagrad.checkpoints.drafts import Draft
 from matrix_adagrad.geometry import wide_dtype
 from matrix_adagrad.optim.counters import COUNTERS, new_counter
-from matrix_adagrad.optim.saved import SHAPE, plain
+from matrix_adagrad.optim.saved import FORMAT_KEY, SHAPE, check_format, plain
 from matrix_adagrad.optim.state import StatefulOptimizer
 
 if TYPE_CHECKING:
@@ -162,10 +162,14 @@ class Checkpoints:
         newest = self._newest_intact()
         if newest is None:
             return 0
-        state = self._state(0)
-        self._fit(state, saved_names(newest))
+        state, saved = self._state(0), saved_names(newest)
+        self._fit(state, saved)
         weights = {"model": state.pop("model")}
         with _without_single_process_warning():
+            if formats := {name: 1 for name in saved if name.endswith(f".{FORMAT_KEY}")}:
+                load(formats, newest)  # first: a newer format may lack what is expected of this one
+                for number in formats.values():
+                    check_format({FORMAT_KEY: number})
             load(state, newest)
             set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
             load(weights, newest)
@@ -229,12 +233,16 @@ class Checkpoints:
         return {"model": model, "optimizer": optimizer, "step": step, "others": others}
 
     def _fit(self, state: dict[str, Any], saved: set[str]) -> None:
-        """Make room for the averages, shapes and counters that the checkpoint has, and for no others.
+        """Make room for the options, averages, shapes and counters that the checkpoint has, and for no others.
 
         A checkpoint restores betas and momentum, and with them whether there is an average of gradients. Older versions
-        saved no shapes: the optimizer warns.
+        saved no shapes: the optimizer warns. Options that are newer than the checkpoint stay as they are.
         """
-        groups, kept = iter(state["optimizer"]["param_groups"]), state["optimizer"]["state"]
+        kept = state["optimizer"]["state"]
+        for number, group in enumerate(state["optimizer"]["param_groups"]):
+            for key in [key for key in group if f"optimizer.param_groups.{number}.{key}" not in saved]:
+                del group[key]
+        groups = iter(state["optimizer"]["param_groups"])
         for part in getattr(self.optimizer, "optimizers", [self.optimizer]):
             names = [name for _, group in zip(part.param_groups, groups, strict=False) for name in group["params"]]
             for name in names if isinstance(part, StatefulOptimizer) else []:

@@ -51,7 +51,7 @@ static int64_t bags_per_batch(const int64_t *starts, int64_t bags)
    prefetched. */
 static int read_rows(const bag_sum *w, int64_t start, int64_t count, int64_t listed, uint64_t *rows)
 {
-    const int64_t *index = w->index + start;
+    const int64_t *index = entry_if_any(w->index, start, sizeof *index);
     uint64_t max_row = 0;
     for (int64_t k = 0; k < count; k++) {
         rows[k] = (uint64_t)read_once(index + k);
@@ -94,7 +94,7 @@ static int sum_bags(const bag_sum *w, int64_t b, int64_t bags, const int64_t *st
             .order = rows,
             .order_count = listed,
             .value_rows = w->weights ? value_rows : NULL,
-            .weights = w->weights ? entry_at(w->weights, starts[0], real_bytes) : NULL,
+            .weights = entry_if_any(w->weights, starts[0], real_bytes),
             .starts = segment_starts,
             .rows = bags,
             .columns = n,
@@ -132,7 +132,7 @@ EXPORT int64_t matrix_adagrad_sum_bags(const feature *features, int64_t feature_
     int64_t result = 0, pieces = ceil_div(bags, PIECE_BAGS), columns = 1;
     for (int64_t f = 0; f < feature_count; f++) columns = max(columns, features[f].columns);
     if (index_count * columns <= SERIAL_ENTRIES) threads = 1;
-    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < feature_count * pieces; k++), {
+    PARALLEL_FOR(k, feature_count * pieces, {
         int64_t f = k / pieces, first = k % pieces * PIECE_BAGS, end = min(bags, first + PIECE_BAGS);
         const bag_sum w = {
             .stored_ops = arithmetic_of(dtype, NO_MOMENTUM),
@@ -178,7 +178,7 @@ EXPORT int64_t matrix_adagrad_check_bags(const feature *features, int64_t featur
 {
     int64_t result = 0;
     if (index_count + feature_count * bags <= SERIAL_ENTRIES) threads = 1;
-    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < feature_count * ceil_div(bags, TILE_ENTRIES); k++), {
+    PARALLEL_FOR(k, feature_count * ceil_div(bags, TILE_ENTRIES), {
         int64_t f = k % feature_count, first = k / feature_count * TILE_ENTRIES, end = min(bags, first + TILE_ENTRIES);
         if (!are_bags(&features[f], index, index_count, offsets + f * bags, first, end)) report(&result, 1 + f);
     });

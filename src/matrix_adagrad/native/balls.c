@@ -65,7 +65,7 @@ static sums sum_block(const block *b, double lambda, int64_t threads)
     if (b->entries <= RUN_ENTRIES) return sum_run(b, 0, b->entries, lambda);
     for (int64_t start = 0; start < b->entries; start += (int64_t)RUNS_PER_BATCH * RUN_ENTRIES) {
         int64_t count = min(ceil_div(b->entries - start, RUN_ENTRIES), RUNS_PER_BATCH);
-        PARALLEL_FOR_STATIC((int64_t k = 0; k < count; k++), {
+        PARALLEL_FOR(k, count, {
             parts[k] = sum_run(b, start + k * RUN_ENTRIES, min(start + (k + 1) * RUN_ENTRIES, b->entries), lambda);
         });
         for (int64_t k = 0; k < count; k++) {
@@ -117,7 +117,7 @@ EXPORT void matrix_adagrad_shrink(const double *a, const double *s, int64_t bloc
     if (blocks * entries <= SERIAL_ENTRIES) threads = 1;
     int64_t threads_per_block = blocks < threads ? threads : 1;
     threads = threads_per_block == 1 ? threads : 1;
-    PARALLEL_FOR_STATIC((int64_t k = 0; k < blocks; k++), {
+    PARALLEL_FOR(k, blocks, {
         project((block){a + k * entries, s + k * entries, entries, 0}, slack, factor + k * entries, threads_per_block);
     });
 }

@@ -209,9 +209,9 @@ static void step_per_outer(const work *w, int64_t threads)
     int64_t rows = rows_per_piece(w);
     if (w->fused && exceeds_l1(w->t->inner, w->stored_ops->entry_bytes))
         rows = ceil_div(rows, INTERLEAVED_ROWS) * INTERLEAVED_ROWS;
-    PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < w->t->outer; i += rows), {
+    PARALLEL_FOR(p, ceil_div(w->t->outer, rows), {
         tile_buffers buf = buffers_of_thread(w);
-        region area = {i, min(w->t->outer, i + rows), 0, w->t->inner};
+        region area = {p * rows, min(w->t->outer, (p + 1) * rows), 0, w->t->inner};
         if (w->fused) step_tiles_fused(w, area, &buf);
         else if (w->t->inner > w->tile_columns) step_long_rows_serially(w, area, &buf);
         else step_rows_in_one_pass(w, area, &buf);
@@ -220,7 +220,7 @@ static void step_per_outer(const work *w, int64_t threads)
 
 static void step_per_entry(const work *w, int64_t threads)
 {
-    PARALLEL_FOR_DYNAMIC((int64_t p = 0; p < piece_count(w); p++), {
+    PARALLEL_FOR(p, piece_count(w), {
         tile_buffers buf = buffers_of_thread(w);
         step_tiles_fused(w, piece_region(w, p), &buf);
     });
@@ -231,7 +231,7 @@ static void step_long_rows_in_parallel(const work *w, int64_t i, int64_t rows, i
 {
     int64_t parts = parts_per_row(w);
     if (w->passes & READ) {
-        PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < rows * parts; q++), {
+        PARALLEL_FOR(q, rows * parts, {
             tile_buffers buf = buffers_of_thread(w);
             sums[q] = sum_part(w, part_of_row(w, i + q / parts, q % parts), &buf);
         });
@@ -242,7 +242,7 @@ static void step_long_rows_in_parallel(const work *w, int64_t i, int64_t rows, i
         }
     }
     if (!(w->passes & MOVE)) return;
-    PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < rows * parts; q++), {
+    PARALLEL_FOR(q, rows * parts, {
         tile_buffers buf = buffers_of_thread(w);
         move_region(w, part_of_row(w, i + q / parts, q % parts), scale_of_block(w, i + q / parts), &buf);
     });
@@ -262,7 +262,7 @@ static void step_per_tensor(const work *w, int64_t threads, double *sums)
     int64_t count = piece_count(w), parts = min(count, SCRATCH_BYTES / (int64_t)sizeof(double));
     int64_t pieces_per_part = ceil_div(count, parts);
     if (w->passes & READ) {
-        PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < parts; q++), {
+        PARALLEL_FOR(q, parts, {
             tile_buffers buf = buffers_of_thread(w);
             sums[q] = 0;
             for (int64_t p = q * pieces_per_part; p < min(count, (q + 1) * pieces_per_part); p++)
@@ -273,7 +273,7 @@ static void step_per_tensor(const work *w, int64_t threads, double *sums)
         finish_sum(w, 0, sum);
     }
     if (!(w->passes & MOVE)) return;
-    PARALLEL_FOR_DYNAMIC((int64_t p = 0; p < count; p++), {
+    PARALLEL_FOR_BACKWARDS(p, count, {
         tile_buffers buf = buffers_of_thread(w);
         move_region(w, piece_region(w, p), scale_of_block(w, 0), &buf);
     });
@@ -297,7 +297,7 @@ static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads,
     int64_t real_bytes = w->ops->real_bytes, n = j1 - j0, stripes = ceil_div(n, STRIPE_COLUMNS), chunks = row_chunks(t);
     int64_t rows = ceil_div(t->outer, chunks);
     if (w->passes & READ) {
-        PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < chunks * stripes; q++), {
+        PARALLEL_FOR(q, chunks * stripes, {
             tile_buffers buf = buffers_of_thread(w);
             int64_t i = min(t->outer, q / stripes * rows), j = j0 + q % stripes * STRIPE_COLUMNS;
             region area = {i, min(t->outer, i + rows), j, min(j1, j + STRIPE_COLUMNS)};
@@ -308,10 +308,10 @@ static void step_columns(const work *w, int64_t j0, int64_t j1, int64_t threads,
     } else w->ops->compute_scales(w->s, entry_at(t->statistic.data, j0, real_bytes), NULL, NULL, sums, n);
     if (!(w->passes & MOVE)) return;
     rows = max(TILE_ROWS, rows_per_piece(w));
-    int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* backwards: the end of the gradient is still in cache */
-    PARALLEL_FOR_DYNAMIC((int64_t q = 0; q <= last; q++), {
+    /* Backwards: the end of the gradient is still in cache. */
+    PARALLEL_FOR_BACKWARDS(q, ceil_div(t->outer, rows) * stripes, {
         tile_buffers buf = buffers_of_thread(w);
-        int64_t i = (last - q) / stripes * rows, j = j0 + (last - q) % stripes * STRIPE_COLUMNS;
+        int64_t i = q / stripes * rows, j = j0 + q % stripes * STRIPE_COLUMNS;
         region area = {i, min(t->outer, i + rows), j, min(j1, j + STRIPE_COLUMNS)};
         move_columns(w, area, entry_at(sums, j - j0, real_bytes), &buf);
     });
@@ -328,7 +328,8 @@ static void step_per_inner(const work *w, int64_t threads, void *scratch)
 {
     int64_t inner = w->t->inner, chunks = row_chunks(w->t);
     if (chunks == 1) {
-        PARALLEL_FOR_DYNAMIC((int64_t j = 0; j < inner; j += STRIPE_COLUMNS), {
+        PARALLEL_FOR(stripe, ceil_div(inner, STRIPE_COLUMNS), {
+            int64_t j = stripe * STRIPE_COLUMNS;
             tile_buffers buf = buffers_of_thread(w);
             work serial = *w;
             serial.thread_buffers = buf.x, serial.thread_bytes = 0;
@@ -378,9 +379,8 @@ static void step_matrix(const tensor *t, settings s, int64_t b, int passes, int6
     int64_t entry_bytes = arithmetic_of(t->dtype, s.momentum)->entry_bytes, real_bytes = real_bytes_of(t);
     array *entries[] = {&matrix.x, &matrix.g},
           *reals[] = {&matrix.average, &matrix.statistic, &matrix.columns, &matrix.whole};
-    for (int k = 0; k < 2; k++) entries[k]->data = entry_at(entries[k]->data, b * entries[k]->batch, entry_bytes);
-    for (int k = 0; k < 4; k++)
-        if (reals[k]->data) reals[k]->data = entry_at(reals[k]->data, b * reals[k]->batch, real_bytes);
+    for (int k = 0; k < 2; k++) entries[k]->data = entry_if_any(entries[k]->data, b * entries[k]->batch, entry_bytes);
+    for (int k = 0; k < 4; k++) reals[k]->data = entry_if_any(reals[k]->data, b * reals[k]->batch, real_bytes);
     if (s.seed) s.seed += (uint64_t)(b * t->outer);
     step(&matrix, &s, passes, threads, mine);
 }
@@ -394,7 +394,7 @@ static void step_batch(const tensor *t, const config *c, int passes, int64_t thr
         for (int64_t b = 0; b < t->matrices; b++) step_matrix(t, s, b, passes, threads, all);
         return;
     }
-    PARALLEL_FOR_DYNAMIC((int64_t b = 0; b < t->matrices; b++), {
+    PARALLEL_FOR(b, t->matrices, {
         char *buffers = all.thread_buffers + thread_number() * all.thread_bytes;
         step_matrix(t, s, b, passes, 1, (workspace){NULL, buffers, 0});
     });
@@ -431,7 +431,7 @@ EXPORT int64_t matrix_adagrad_step(const tensor *tensors, int64_t count, const c
     char *thread_buffers = workspace_data + shared;
     int64_t threads = small_entries <= SERIAL_ENTRIES ? 1 : how.threads;
     if (left < count)
-        PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < count; i++), {
+        PARALLEL_FOR(i, count, {
             const tensor *t = &tensors[i];
             if (is_for_all_threads(&how, t)) continue;
             settings s = begin_step(t, c, (int)passes);

@@ -128,7 +128,7 @@ void step_per_both(const work *w, int64_t threads, char *scratch)
     int64_t real_bytes = w->ops->real_bytes, stripes = stripe_count(t), chunks = chunk_count(t);
     int64_t rows = ceil_div(t->outer, chunks);
     double *row_sums = stripes > 1 ? (double *)(scratch + column_sum_bytes(t)) : NULL;
-    PARALLEL_FOR_DYNAMIC((int64_t q = 0; q < chunks * stripes; q++), {
+    PARALLEL_FOR(q, chunks * stripes, {
         tile_buffers buf = buffers_of_thread(w);
         region area = area_of(t, rows, stripes, q);
         read_area(w, area, entry_at(scratch, q / stripes * t->inner + area.j0, real_bytes),
@@ -138,9 +138,9 @@ void step_per_both(const work *w, int64_t threads, char *scratch)
     for (int64_t c = 1; c < chunks; c++) w->ops->add(scratch, entry_at(scratch, c * t->inner, real_bytes), t->inner);
     finish_columns(w, scratch);
     rows = max(TILE_ROWS, rows_per_piece(w));
-    int64_t last = ceil_div(t->outer, rows) * stripes - 1; /* backwards: the end of the gradient is still in cache */
-    PARALLEL_FOR_DYNAMIC((int64_t q = 0; q <= last; q++), {
+    /* Backwards: the end of the gradient is still in cache. */
+    PARALLEL_FOR_BACKWARDS(q, ceil_div(t->outer, rows) * stripes, {
         tile_buffers buf = buffers_of_thread(w);
-        move_area(w, area_of(t, rows, stripes, last - q), scratch, &buf);
+        move_area(w, area_of(t, rows, stripes, q), scratch, &buf);
     });
 }

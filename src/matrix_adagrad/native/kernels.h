@@ -12,6 +12,7 @@
 
 #include "update.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Every constant names its unit: bytes, entries of a matrix, rows or columns. docs/kernels.md has them in a table. */
@@ -210,6 +211,11 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline void *entry_at(const void *data, int64_t k, int64_t entry_bytes)
 {
     return (char *)data + k * entry_bytes;
+}
+/* NULL for an array that is empty, or not there: what has no memory has no addresses either. */
+static inline void *entry_if_any(const void *data, int64_t k, int64_t entry_bytes)
+{
+    return data ? entry_at(data, k, entry_bytes) : NULL;
 }
 
 /* Rows of a tile that is a copy. */

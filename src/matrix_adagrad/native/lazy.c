@@ -187,7 +187,8 @@ EXPORT int64_t matrix_adagrad_catch_up(const lag *lags, int64_t count, int64_t m
     for (int64_t i = 0; i < count; i++) {
         const lag *l = &lags[i];
         int64_t threads = l->ids * max(1, l->x || l->average ? l->width : 1) <= SERIAL_ENTRIES ? 1 : most_threads;
-        PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < l->ids; k += SPAN_IDS), {
+        PARALLEL_FOR(s, ceil_div(l->ids, SPAN_IDS), {
+            int64_t k = s * SPAN_IDS;
             int64_t own = catch_up_span(l, k, min(l->ids, k + SPAN_IDS));
             if (own) __atomic_fetch_add(&behind, own, __ATOMIC_RELAXED);
         });

@@ -74,6 +74,8 @@ def factored_layout(
     is_sparse = kind_of_step == StepKind.SPARSE  # then g has rows of its own, more or fewer than m
     if kind_of_step == StepKind.IN_PARTS or (is_sparse and len(shape) > 2):
         raise NotCoveredError("its rows and columns lie in more than one part")
+    if is_sparse and 0 in shape:
+        raise NotCoveredError("it is empty")
     batch = _merge(
         [_Dim(size, tuple(own[d] for own in strides), inside=False) for d, size in enumerate(shape[:-2]) if size != 1]
     )

@@ -30,7 +30,7 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
                           int64_t threads)
 {
     int64_t share = ceil_div(n, threads), mask = ((int64_t)1 << digit_bits) - 1;
-    PARALLEL_FOR_STATIC((int64_t c = 0; c < threads; c++), {
+    PARALLEL_FOR(c, threads, {
         memset(counts + c * BUCKETS, 0, (size_t)(mask + 1) * sizeof *counts);
         for (int64_t k = min(n, c * share); k < min(n, (c + 1) * share); k++)
             counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++;
@@ -42,7 +42,7 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
             counts[c * BUCKETS + b] = total;
             total += count;
         }
-    PARALLEL_FOR_STATIC((int64_t c = 0; c < threads; c++), {
+    PARALLEL_FOR(c, threads, {
         for (int64_t k = min(n, c * share); k < min(n, (c + 1) * share); k++)
             to[counts[c * BUCKETS + (int64_t)(from[k] >> shift & (uint64_t)mask)]++] = from[k];
     });
@@ -54,7 +54,7 @@ static int64_t table_row(uint64_t entry) { return (int64_t)(entry >> 32); }
 static int assign_bags(const tensor *t, uint64_t *entries, int64_t threads)
 {
     int64_t share = ceil_div(t->bags, threads), is_invalid = 0;
-    PARALLEL_FOR_STATIC((int64_t c = 0; c < threads; c++), {
+    PARALLEL_FOR(c, threads, {
         int64_t b = min(t->bags, c * share), last = min(t->bags, b + share);
         int64_t k = read_once(t->offsets + b) - t->offset, end = k;
         int is_valid = k >= 0 && (b || k == 0);
@@ -101,7 +101,7 @@ static int read_entries(const tensor *t, const entry_list *list, int64_t threads
     int64_t n = t->nnz, share = ceil_div(n, threads), is_invalid = 0, descends = 0;
     const uint64_t *entries = list->entries;
     if (t->offsets && !assign_bags(t, list->entries, threads)) return REFUSED;
-    PARALLEL_FOR_STATIC((int64_t c = 0; c < threads; c++), {
+    PARALLEL_FOR(c, threads, {
         int order = read_range(t, min(n, c * share), min(n, (c + 1) * share), list);
         if (order == REFUSED) report(&is_invalid, 1);
         if (order == UNSORTED) report(&descends, 1);
@@ -210,7 +210,8 @@ static int next_tile(batch_walk *walk, span *at)
 /* A scale per row or per entry: rows are independent, and each is read and moved in one pass. */
 static void step_rows(const work *w, int64_t threads)
 {
-    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < w->t->nnz; k += SPAN_ENTRIES), {
+    PARALLEL_FOR(s, ceil_div(w->t->nnz, SPAN_ENTRIES), {
+        int64_t k = s * SPAN_ENTRIES;
         double squares[TILE_ROWS], scales[TILE_ROWS];
         tile_buffers buf = buffers_of_thread(w);
         span at;
@@ -235,7 +236,7 @@ static void step_table(const work *w, int64_t threads, char *sums, int64_t chunk
     const tensor *t = w->t;
     int64_t real_bytes = w->ops->real_bytes, width = t->inner, share = ceil_div(t->nnz, chunks);
     memset(sums, 0, (size_t)(chunks * width * real_bytes));
-    PARALLEL_FOR_DYNAMIC((int64_t c = 0; c < chunks; c++), {
+    PARALLEL_FOR(c, chunks, {
         double row_numbers[TILE_ROWS];
         tile_buffers buf = buffers_of_thread(w);
         span at;
@@ -261,7 +262,8 @@ static void step_table(const work *w, int64_t threads, char *sums, int64_t chunk
         for (int64_t j = 1; j < width; j++) memcpy(entry_at(sums, j, real_bytes), sums, (size_t)real_bytes);
     } else if (t->kind == PER_BOTH) finish_columns(w, sums);
     else w->ops->compute_scales(w->s, t->statistic.data, NULL, sums, sums, width);
-    PARALLEL_FOR_DYNAMIC((int64_t k = 0; k < t->nnz; k += SPAN_ENTRIES), {
+    PARALLEL_FOR(s, ceil_div(t->nnz, SPAN_ENTRIES), {
+        int64_t k = s * SPAN_ENTRIES;
         double row_numbers[TILE_ROWS];
         tile_buffers buf = buffers_of_thread(w);
         span at;
@@ -380,7 +382,7 @@ EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, 
         gradients[i].list.bag_of = tensors[i].weights ? (uint32_t *)(gradients[i].list.entries + tensors[i].nnz) : NULL;
     }
     threads = largest_shared ? how.threads : 1;
-    PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < count; i++), {
+    PARALLEL_FOR(i, count, {
         if (is_shared_out(&how, &tensors[i])) gradients[i].order = read_entries(&tensors[i], &gradients[i].list, 1);
     });
     for (int64_t i = 0; i < count; i++)
@@ -388,7 +390,7 @@ EXPORT int64_t matrix_adagrad_sparse_step(const tensor *tensors, int64_t count, 
             gradients[i].order = read_entries(&tensors[i], &gradients[i].list, threads_for(&how, &tensors[i]));
     for (int64_t i = 0; i < count; i++)
         if (gradients[i].order == REFUSED) return -1 - i;
-    PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < count; i++), {
+    PARALLEL_FOR(i, count, {
         if (is_shared_out(&how, &tensors[i]))
             step(&tensors[i], c, &gradients[i], 1, workspace_data + thread_number() * largest_shared);
     });
@@ -411,8 +413,9 @@ typedef struct {
 static int shares_memory(const tensor *t, const bag_batch *b)
 {
     int64_t entry_bytes = arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes;
-    const char *x = t->x.data, *x_end = x + ((t->outer - 1) * t->x.outer + t->inner) * entry_bytes;
-    return b->values < x_end && x < b->values + b->bags * b->value_stride * entry_bytes;
+    const char *x = t->x.data, *x_end = entry_if_any(x, (t->outer - 1) * t->x.outer + t->inner, entry_bytes);
+    const char *values = b->values, *values_end = entry_if_any(values, b->bags * b->value_stride, entry_bytes);
+    return values < x_end && x < values_end;
 }
 
 /* Returns whether the offsets of feature f, which other threads may write to, are within the index. */
@@ -421,13 +424,13 @@ static int point_at_feature(tensor *t, const bag_batch *b, int64_t f, int64_t co
     int64_t first = read_once(b->offsets + f * b->bags), last = read_once(b->offsets + (f + 1) * b->bags);
     if (first < 0 || first > last || last > b->index_count) return 0;
     t->g = (array){
-        .data = entry_at(b->values, column, arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes),
+        .data = entry_if_any(b->values, column, arithmetic_of(t->dtype, NO_MOMENTUM)->entry_bytes),
         .outer = b->value_stride,
         .inner = 1,
     };
-    t->index = b->index + first, t->nnz = last - first, t->offset = first;
+    t->index = entry_if_any(b->index, first, sizeof *b->index), t->nnz = last - first, t->offset = first;
     t->offsets = b->offsets + f * b->bags, t->bags = b->bags;
-    t->weights = b->weights ? entry_at(b->weights, first, real_bytes_of(t)) : NULL;
+    t->weights = entry_if_any(b->weights, first, real_bytes_of(t));
     return 1;
 }
 

@@ -52,7 +52,7 @@ static void store(const arithmetic *ops, const void *from, const array *a, const
 
 static void *in_place(const array *a, const span *at, int64_t entry_bytes)
 {
-    return a->data ? entry_at(a->data, at->row * a->outer + at->column, entry_bytes) : NULL;
+    return entry_if_any(a->data, at->row * a->outer + at->column, entry_bytes);
 }
 
 static void point_at(const work *w, const span *at, tile_view *tile)
@@ -83,7 +83,7 @@ void open_tile(const work *w, const span *at, int passes, const tile_buffers *bu
 {
     const tensor *t = w->t;
     tile->rows = at->rows, tile->columns = at->columns;
-    if (t->kind == PER_OUTER) tile->v = entry_at(t->statistic.data, at->row, w->ops->real_bytes);
+    if (t->kind == PER_OUTER) tile->v = entry_if_any(t->statistic.data, at->row, w->ops->real_bytes);
     if (w->staged) copy_to(buf, w, at, passes, tile);
     else point_at(w, at, tile);
     if (w->staged || w->order) tile->g = buf->g, tile->g_stride = at->columns;

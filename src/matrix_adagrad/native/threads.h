@@ -1,5 +1,10 @@
-/* How threads share a loop: PARALLEL_FOR_DYNAMIC((int64_t i = 0; i < n; i++), {body}), or STATIC, with the number of
-   `threads` in scope. A single thread opens no OpenMP region: within another one, that would take half a microsecond.
+/* How threads share a loop over i < n: PARALLEL_FOR(i, n, {body}), with the number of `threads` in scope, or
+   PARALLEL_FOR_BACKWARDS, which begins with the last iteration. A single thread opens no OpenMP region: within another
+   one, that would take half a microsecond.
+
+   Each thread begins with its own range of the iterations, the same in every loop over as many: its core's caches may
+   still hold the memory, and where cores share no cache, fetching it from another one costs more than the work. Threads
+   that are done take over what is left of the others' ranges, since a thread's core may be busy with another process.
 
    No result depends on which thread runs which iteration. All threads compute in the caller's floating-point modes:
    flushing denormals to zero (torch.set_flush_denormal) and rounding are modes of each thread, and the others adopt the
@@ -11,6 +16,8 @@
 
 #ifndef MATRIX_ADAGRAD_THREADS_H
 #define MATRIX_ADAGRAD_THREADS_H
+
+#include "kernels.h"
 
 #include <limits.h>
 #include <stdint.h>
@@ -64,11 +71,30 @@ static inline int64_t read_once(const int64_t *number) { return __atomic_load_n(
 /* Reports a status to the thread that joins the others. */
 static inline void report(int64_t *result, int64_t status) { __atomic_store_n(result, status, __ATOMIC_RELAXED); }
 
+enum { MAX_RANGES = 32 }; /* with more threads than ranges, some share one */
+
 /* What the threads of a loop share. */
 typedef struct {
     uint64_t modes;
-    uint32_t begin, arrived; /* threads that have finished their share */
+    int64_t iterations, ranges;
+    int backwards;
+    uint32_t arrived, sleepers; /* threads that have finished their share, and those that sleep since */
+    struct {
+        _Alignas(CACHE_LINE_BYTES) int64_t taken; /* iterations, from the side where its thread begins */
+    } range[MAX_RANGES];
 } loop_state;
+
+/* The next iteration for a thread, or −1 if none are left. It begins with range `at`, its own, and ends one round later. */
+static inline int64_t next_iteration(loop_state *loop, int64_t own, int64_t *at)
+{
+    for (; *at < own + loop->ranges; ++*at) {
+        int64_t r = *at % loop->ranges;
+        int64_t first = loop->iterations * r / loop->ranges, end = loop->iterations * (r + 1) / loop->ranges;
+        int64_t taken = __atomic_fetch_add(&loop->range[r].taken, 1, __ATOMIC_RELAXED);
+        if (first + taken < end) return loop->backwards ? end - 1 - taken : first + taken;
+    }
+    return -1;
+}
 
 #ifdef __linux__
 static inline void sleep_until_changed(const uint32_t *number, uint32_t from)
@@ -95,35 +121,45 @@ static inline void pause_briefly(void)
 
 /* Waits for the others at the end of a loop. OpenMP's own barrier spins for milliseconds: if another process has the core
    of a thread that is still at work, that thread would get none of the cores that wait for it. So wait asleep. */
-static inline void meet(loop_state *state)
+static inline void meet(loop_state *loop)
 {
 #ifdef _OPENMP
-    uint32_t team = (uint32_t)omp_get_num_threads(), now = __atomic_add_fetch(&state->arrived, 1, __ATOMIC_ACQ_REL);
-    if (now == team && team > 1) wake_all(&state->arrived);
-    for (int64_t spins = 0; (now = __atomic_load_n(&state->arrived, __ATOMIC_ACQUIRE)) < team; spins++)
+    uint32_t team = (uint32_t)omp_get_num_threads(), now = __atomic_add_fetch(&loop->arrived, 1, __ATOMIC_SEQ_CST);
+    if (now == team && __atomic_load_n(&loop->sleepers, __ATOMIC_SEQ_CST)) wake_all(&loop->arrived);
+    for (int64_t spins = 0; (now = __atomic_load_n(&loop->arrived, __ATOMIC_SEQ_CST)) < team; spins++) {
         if (spins < MAX_SPINS) pause_briefly();
-        else sleep_until_changed(&state->arrived, now);
+        else if (spins == MAX_SPINS) __atomic_fetch_add(&loop->sleepers, 1, __ATOMIC_SEQ_CST);
+        else sleep_until_changed(&loop->arrived, now);
+    }
 #else
-    (void)state;
+    (void)loop;
 #endif
 }
 
 #define PRAGMA(directive) _Pragma(#directive)
 /* clang-format off */
-#define PARALLEL_LOOP(schedule_kind, range, ...)                                                                       \
+#define PARALLEL_LOOP(is_backwards, i, n, ...)                                                                         \
     do {                                                                                                               \
-        if (threads == 1) {                                                                                            \
-            for range __VA_ARGS__                                                                                      \
-        } else                                                                                                         \
-            for (loop_state state = {control_word(), 1, 0}; state.begin; state.begin = 0)                              \
-                PRAGMA(omp parallel num_threads((int)threads))                                                         \
-                for (uint64_t own_modes = adopt_modes(state.modes), enter = 1; enter;                                  \
-                     adopt_modes(own_modes), enter = 0, meet(&state))                                                  \
-                    PRAGMA(omp for nowait schedule(schedule_kind))                                                     \
-                    for range __VA_ARGS__                                                                              \
+        int64_t iterations = (n);                                                                                      \
+        if (threads == 1 || iterations <= 1) {                                                                         \
+            for (int64_t nth = 0; nth < iterations; nth++) {                                                           \
+                int64_t i = (is_backwards) ? iterations - 1 - nth : nth;                                               \
+                __VA_ARGS__                                                                                            \
+            }                                                                                                          \
+        } else {                                                                                                       \
+            loop_state loop = {control_word(), iterations, min(threads, MAX_RANGES), is_backwards, 0, 0, {{0}}};       \
+            PRAGMA(omp parallel num_threads((int)threads))                                                             \
+            {                                                                                                          \
+                uint64_t own_modes = adopt_modes(loop.modes);                                                          \
+                int64_t own_range = thread_number() % loop.ranges, range = own_range;                                  \
+                for (int64_t i; (i = next_iteration(&loop, own_range, &range)) >= 0;) __VA_ARGS__                      \
+                adopt_modes(own_modes);                                                                                \
+                meet(&loop);                                                                                           \
+            }                                                                                                          \
+        }                                                                                                              \
     } while (0)
 /* clang-format on */
-#define PARALLEL_FOR_DYNAMIC(range, ...) PARALLEL_LOOP(dynamic, range, __VA_ARGS__)
-#define PARALLEL_FOR_STATIC(range, ...) PARALLEL_LOOP(static, range, __VA_ARGS__)
+#define PARALLEL_FOR(i, n, ...) PARALLEL_LOOP(0, i, n, __VA_ARGS__)
+#define PARALLEL_FOR_BACKWARDS(i, n, ...) PARALLEL_LOOP(1, i, n, __VA_ARGS__)
 
 #endif

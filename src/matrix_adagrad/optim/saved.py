@@ -9,17 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matrix_adagrad.version import __version__
+
 __all__ = [
+    "FORMAT",
+    "FORMAT_KEY",
     "SHAPE",
     "STEP",
     "check_array",
     "check_count",
+    "check_format",
     "check_shape",
     "plain",
     "words_for_lost",
     "words_for_other_rows",
 ]
 
+FORMAT_KEY = "state_format"  # in each saved group
+# 1: the first edition's, which saved no number. 2: shapes where the state does not tell them, counters of rows, and
+# averages that may be absent or bfloat16.
+FORMAT = 2
 STEP = "step"
 _MOST_STEPS = 1 << 53  # the most that a float can count
 SHAPE = "shape"  # the parameter's shape, saved where the rest of the state does not determine it
@@ -38,6 +47,22 @@ def plain(value: Any) -> Any:
     if type(value) in (int, float, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_format(saved_group: Mapping[str, Any]) -> None:
+    """Check that this version can read a saved group and the state of its parameters.
+
+    >>> check_format({"lr": 0.1})  # of the first edition
+    >>> check_format({"lr": 0.1, FORMAT_KEY: FORMAT})
+    """
+    found = saved_group.get(FORMAT_KEY, 1)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ValueError(f"the saved {FORMAT_KEY!r} must be a whole number, at least 1, but is {found!r}")
+    if found > FORMAT:
+        raise ValueError(
+            f"the saved state has format {found}, and matrix-adagrad {__version__} reads formats up to {FORMAT}: "
+            "install the version that saved it, or a newer one; nothing was loaded"
+        )
 
 
 def check_count(value: Any) -> None:

@@ -18,10 +18,13 @@ from matrix_adagrad.geometry import Geometry, wide_dtype
 from matrix_adagrad.optim.counters import COUNTERS, check_counters, counter_keys, new_counter, received_counter
 from matrix_adagrad.optim.keywords import refuse_foreign
 from matrix_adagrad.optim.saved import (
+    FORMAT,
+    FORMAT_KEY,
     SHAPE,
     STEP,
     check_array,
     check_count,
+    check_format,
     check_shape,
     plain,
     words_for_lost,
@@ -173,7 +176,7 @@ class StatefulOptimizer(Optimizer):
         state = state_dict["state"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved |= {key: plain(value) for key, value in saved.items() if key != "params"}
-            saved |= {"geometry": str(group["geometry"]), "domain": _saved_domain(group)}
+            saved |= {"geometry": str(group["geometry"]), "domain": _saved_domain(group), FORMAT_KEY: FORMAT}
             saved |= {key: str(saved[key]) for key in ("rescale", "momentum_dtype") if saved.get(key) is not None}
             for param, index in zip(group["params"], saved["params"], strict=True):
                 if index in state:  # in a new dict: this one belongs to the optimizer
@@ -185,12 +188,14 @@ class StatefulOptimizer(Optimizer):
             return state_dict  # torch's own check will report it
         state, param_groups, shapeless = dict(state_dict["state"]), [], []
         for group, saved in zip(groups, saved_groups, strict=True):
+            check_format(saved)
             names, saved_names = group.get("param_names") or [], saved.get("param_names") or []
             if names != saved_names and sorted(names) == sorted(saved_names):
                 raise ValueError(f"the saved parameters are {saved_names}, here they are {names}: nothing was loaded")
             options = {key: group[key] for key in self.defaults}
             stay = {key: group[key] for key in (*_AS_CONSTRUCTED, *RUN_OPTIONS) if key in group}
             param_groups.append({**options, **refuse_foreign(saved, options), **stay})
+            param_groups[-1].pop(FORMAT_KEY, None)
             check_options(param_groups[-1])
             for (name, param), index in zip(self._named(group), saved["params"], strict=True):
                 try:

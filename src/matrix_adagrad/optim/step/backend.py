@@ -20,8 +20,8 @@ class RepeatedUpdates(list[Update]):
     """Updates that take one step after another. All that changes between steps is where their gradients are."""
 
     @abstractmethod
-    def renew(self, config: Config) -> bool:
-        """Whether the gradients, of the same layout as before, lie where they may. If so, take them over."""
+    def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:
+        """Whether these gradients, of the same layout as before, lie where they may. If so, take them over."""
 
     def check(self) -> None:
         """Raise an error if a step would be refused, for when other updates move before these."""

@@ -51,6 +51,7 @@ class UpdateCache:
         self._addresses = _addresses([*self._params, *self._state]) if is_plain else None
         if self._addresses is not None:
             self._have_same_layout = layout_guard(tensors)
+        self._grads = grads  # of the updates, as long as these have none
         self._plan: GroupPlan | None = None
 
     def _set_config(self, config: Config, values: tuple[Any, ...]) -> None:
@@ -84,14 +85,15 @@ class UpdateCache:
             return False
         if config is not self.config:
             self._set_config(config, values)
-        for update, grad in zip(self.updates, grads, strict=True):
-            update.grad = grad
+        self._grads = grads
         return True
 
     def plan(self) -> GroupPlan:
         """The plan of the step: that of the last one, if it is still valid."""
-        if self._plan is not None and self._plan.renew(self.config):
+        if self._plan is not None and self._plan.renew(self.config, self._grads):
             return self._plan
+        for update, grad in zip(self.updates, self._grads, strict=True):
+            update.grad = grad
         plan = GroupPlan(self.updates, self.config)
         self._plan = None if self._addresses is None else plan.repeated(self.updates)
         return plan
@@ -100,8 +102,10 @@ class UpdateCache:
         """The same without gradients, which are not the optimizer's to keep; nor are updates that will not be valid."""
         if self._addresses is None:
             self.updates, self._params, self._state = [], [], []
-        for update in self.updates:
-            update.grad = update.scale = _NONE
+        self._grads = []
+        if self.updates and self.updates[0].grad is not None:
+            for update in self.updates:
+                update.grad = update.scale = _NONE
         return self
 
 

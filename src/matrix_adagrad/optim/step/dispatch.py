@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from matrix_adagrad.domains import Domain
+from matrix_adagrad.optim.step import compiled  # noqa: F401 – it registers an operator
 from matrix_adagrad.optim.step.backend import Backend, PartedBackend, RepeatedUpdates, refusal
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
@@ -63,10 +64,11 @@ class GroupPlan:
         self.steps[backend, is_sparse] = repeated
         return self
 
-    def renew(self, config: Config) -> bool:
-        """Whether the plan is one for this step of its updates too."""
+    def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:
+        """Whether the plan is one for a step of its updates with these gradients too."""
         (updates,), self.config = self.steps.values(), config
-        return self._backends == _backends(config) and isinstance(updates, RepeatedUpdates) and updates.renew(config)
+        is_repeated = self._backends == _backends(config) and isinstance(updates, RepeatedUpdates)
+        return is_repeated and updates.renew(config, grads)
 
     def check(self) -> None:
         """Refuse what a plan that is valid again has not looked at yet."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from matrix_adagrad import native
 from matrix_adagrad.bags.batch import BagBatch
 from matrix_adagrad.bags.gradient import BagGradient
-from matrix_adagrad.geometry import Entry, Factored, Geometry, Partition, wide_dtype
+from matrix_adagrad.geometry import Factored, Geometry, Partition, wide_dtype
 from matrix_adagrad.geometry.partitions import floored
 from matrix_adagrad.native.matrices import (
     PER_ENTRY,
@@ -29,7 +29,7 @@ from matrix_adagrad.native.matrices import (
     factored_layout,
     matrix_layout,
 )
-from matrix_adagrad.optim.step.backend import Measured, RepeatedUpdates, refusal
+from matrix_adagrad.optim.step.backend import Measured, RepeatedUpdates
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
 from matrix_adagrad.optim.step.foreach import Foreach
 from matrix_adagrad.optim.step.update import (
@@ -163,6 +163,7 @@ class Batch(RepeatedUpdates):
         described: list[_Description] = [update.prepared for update in updates]
         self.fields = array.array("q", b"".join([own.fields for own in described]))
         self.written = [*itertools.chain.from_iterable([own.written for own in described])]
+        self.is_sparse = updates[0].grad.is_sparse
         self.is_narrow = any(update.param.dtype in NARROW for update in updates)
         self._overlaps = [own.overlaps for own in described]
         self._without_memory = self._gradients().count(0)  # the empty ones
@@ -170,9 +171,8 @@ class Batch(RepeatedUpdates):
     def _gradients(self) -> array.array[int]:
         return self.fields[_G_DATA::_FIELDS]
 
-    def renew(self, config: Config) -> bool:  # noqa: ARG002
-        """Whether the updates' gradients, of the same layout as before, lie where they may. If so, take them over."""
-        addresses = [*map(Tensor.data_ptr, [update.grad for update in self])]
+    def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:  # noqa: ARG002
+        addresses = [*map(Tensor.data_ptr, grads)]
         if addresses.count(0) != self._without_memory:
             return False
         for at, (low, high) in zip(addresses, self._overlaps, strict=True):
@@ -311,7 +311,7 @@ def _call(batch: Batch, packed: bytes, what: int = _READ_AND_MOVE) -> None:
     torch.autograd.graph.increment_version(batch.written)
     arguments = batch.fields.tobytes(), len(batch), packed, native.threads()
     library = native.load()
-    if batch[0].grad.is_sparse:
+    if batch.is_sparse:
         refused = _with_room(library.matrix_adagrad_sparse_step, *arguments)
         if refused:
             raise IndexError(_what_is_missing(batch[-1 - refused]))
@@ -348,7 +348,9 @@ class BagUpdates(RepeatedUpdates):
         batch: BagBatch = grad.part.batch
         return batch
 
-    def renew(self, config: Config) -> bool:
+    def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:
+        for update, grad in zip(self, grads, strict=True):
+            update.grad = grad
         batch = self.batch
         batch.check_versions()
         start = batch.values.data_ptr()
@@ -471,7 +473,7 @@ def _what_is_missing(update: Update) -> str:
 
 
 def _step_as_operator(updates: Sequence[Update], config: Config) -> None:
-    """The step as one operator that torch.compile and fake tensors know."""
+    """The step as one operator that torch.compile and fake tensors know: see `compiled.py`."""
     lr = (
         config.rate if isinstance(config.rate, Tensor) else torch.tensor(config.rate, dtype=torch.float64, device="cpu")
     )
@@ -486,44 +488,3 @@ def _step_as_operator(updates: Sequence[Update], config: Config) -> None:
         [float(number) for name, number in config.numbers.items() if name != "lr"],
         config.stochastic_rounding,
     )
-
-
-@torch.library.custom_op("matrix_adagrad::step", mutates_args=("params", "averages", "statistics", "steps"))
-def _step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    averages: list[Tensor],
-    statistics: list[Tensor],
-    steps: list[Tensor],
-    divisors: list[int],
-    lr: Tensor,
-    numbers: list[float],
-    stochastic_rounding: bool,
-) -> None:
-    is_random = stochastic_rounding and any(param.dtype in NARROW for param in params)
-    stream = int(torch.randint(1, 1 << 62, (), device="cpu")) if is_random else 0
-    updates = [
-        Update(
-            param,
-            grad,
-            averages[i] if averages else None,
-            (statistics[i],),
-            steps[i],
-            Entry(),  # the statistic's shape says enough about the partition
-            (divisors[i],),
-            stream + i,
-        )
-        for i, (param, grad) in enumerate(zip(params, grads, strict=True))
-    ]
-    try:
-        for update in updates:
-            update.prepared = _describe(update)
-    except NotCoveredError as reason:
-        raise refusal("fused", str(reason)) from None
-    named = dict(zip((name for name in Config().numbers if name != "lr"), numbers, strict=True))
-    _call(Batch(updates), native.pack_config({**named, "lr": float(lr), "seed": is_random}))
-
-
-@_step.register_fake
-def _(*_: object) -> None:
-    return

@@ -22,17 +22,15 @@ _ALL = slice(None)
 
 def project(update: Update, config: Config, domain: Domain) -> None:
     """Bring a parameter back into its domain after a step."""
-    param, grad = update.param, update.grad
+    param, rows = update.param, update.rows
     if param.numel() == 0:
         return
     metric = _metric(update, config, domain)
     if not domain.is_separable_by_rows(param.shape) or torch.compiler.is_compiling():
         domain.project_(param, metric(_ALL))
-    elif not grad.is_sparse:
+    elif rows is None:
         _project_in_pieces(param, metric, domain)
     else:  # the rows that it does not touch did not move
-        assert update.rows is not None
-        rows = update.rows
         if len(rows) == 0:
             return
         s = metric(rows) if update.scale is None else as_metric(update.scale)
@@ -64,7 +62,7 @@ def _metric(update: Update, config: Config, domain: Domain) -> Callable[[Tensor 
         s = scale(*(v[rows] if len(v) == len(x) else v for v in update.statistics))
         return geometry.spread(s, (len(s), *x.shape[1:]))
 
-    known = None if update.grad.is_sparse else update.scale  # a sparse step knows those of a few rows
+    known = update.scale if update.rows is None else None  # a sparse step knows those of a few rows
     if known is None and geometry.has_scales_by_row(x.shape):
         return of_rows
     s = scale(*update.statistics) if known is None else as_metric(known)

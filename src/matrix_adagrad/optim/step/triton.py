@@ -1,7 +1,7 @@
 """The step on GPUs: a few launches of Triton kernels for a whole list of tensors.
 
-`triton_tensors.py` describes the tensors. The kernels are in `triton_kernels.py`, which imports Triton: nothing does
-before a tensor on a GPU takes a step.
+`triton_tensors.py` describes the tensors. The kernels are in `triton_kernels.py` and `triton_sums.py`, which import
+Triton: nothing does before a tensor on a GPU takes a step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import logging
 import math
 from collections import defaultdict
@@ -23,6 +22,9 @@ from torch import Tensor
 from matrix_adagrad.native.matrices import NotCoveredError
 from matrix_adagrad.optim.step.backend import Backend, RepeatedUpdates
 from matrix_adagrad.optim.step.config import Config, SteepestConfig
+from matrix_adagrad.optim.step.reference import Reference
+from matrix_adagrad.optim.step.reference_steepest import Steepest
+from matrix_adagrad.optim.step.sparse import Sparse
 from matrix_adagrad.optim.step.triton_tensors import (
     AXES,
     RUN,
@@ -30,13 +32,15 @@ from matrix_adagrad.optim.step.triton_tensors import (
     Kind,
     describe,
     describe_move,
+    freed,
+    is_empty,
     power_of_2,
     up,
 )
 from matrix_adagrad.optim.step.update import NARROW, Update, count
 from matrix_adagrad.torch_private import assert_async, sparse_indices, sparse_values
 
-__all__ = ["Triton", "missing"]
+__all__ = ["Triton", "failure", "missing"]
 
 OLDEST = (3, 5)  # the first release that we know to take tuples of numbers
 DEVICES = ("cuda",)  # what torch calls NVIDIA's devices, and AMD's
@@ -46,13 +50,28 @@ DEVICES = ("cuda",)  # what torch calls NVIDIA's devices, and AMD's
 def missing() -> str:
     """Why there are no kernels; empty if there are. The reason is logged once."""
     try:
-        version = importlib.metadata.version("triton")
-        is_old = tuple(int(number) for number in version.split(".")[:2]) < OLDEST
-        reason = f"Triton {version} is older than {'.'.join(map(str, OLDEST))}" if is_old else ""
-    except importlib.metadata.PackageNotFoundError:
-        reason = "Triton is not installed"
-    if reason:
-        logging.getLogger("matrix_adagrad").warning("%s: steps on a GPU run on torch's operators", reason)
+        version = importlib.import_module("triton").__version__
+    except ImportError:
+        return _logged("Triton is not installed")
+    is_old = tuple(int(number) for number in version.split(".")[:2]) < OLDEST
+    return _logged(f"Triton {version} is older than {'.'.join(map(str, OLDEST))}") if is_old else ""
+
+
+@functools.cache
+def failure(device: torch.device) -> str:
+    """Why a kernel cannot run on a device; empty if one did. Triton needs a C compiler, and must know the device."""
+    try:
+        with _on(device):
+            table = torch.zeros(len(_kernels().WORD_NAMES), dtype=torch.int64, device=device)
+            _kernels().write_gradients[(1,)](table, 0, 1, 0, 0, 0, 0)
+    except Exception as error:  # which may be of any kind
+        return _logged(f"Triton does not work here ({type(error).__name__}: {error})")
+    return ""
+
+
+@functools.cache
+def _logged(reason: str) -> str:
+    logging.getLogger("matrix_adagrad").warning("%s: steps on a GPU run on torch's operators", reason)
     return reason
 
 
@@ -61,12 +80,19 @@ def _kernels() -> Any:
     return importlib.import_module("matrix_adagrad.optim.step.triton_kernels")
 
 
+@functools.cache
+def _sums() -> Any:
+    return importlib.import_module("matrix_adagrad.optim.step.triton_sums")
+
+
 # ------------------------------------------------------------------------------------------------------------- the step
 
 
 class _Repeated(RepeatedUpdates):
-    def renew(self, config: Config) -> bool:  # noqa: ARG002
-        return all(_takes(update.prepared, update.grad) for update in self)
+    def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:  # noqa: ARG002
+        for update, grad in zip(self, grads, strict=True):
+            update.grad = grad
+        return all(update.prepared is None or _takes(update.prepared, update.grad) for update in self)
 
 
 class Triton(Backend):
@@ -81,18 +107,31 @@ class Triton(Backend):
     def reason_against(self, update: Update, config: Config) -> str:
         if torch.compiler.is_compiling() or config.differentiable:
             return "torch.compile and autograd trace torch's own operators"
-        if reason := missing():
+        if reason := missing() or failure(update.param.device):
             return reason
+        if is_empty(update):
+            update.prepared = None
+            return ""
         try:
-            update.prepared = describe(update, config)
+            described, kept = describe(update, config), update.prepared
         except NotCoveredError as reason:
             return str(reason)
+        is_known = isinstance(kept, Description) and kept.is_like(described)
+        update.prepared = kept if is_known else described  # with its table
         if not update.grad.is_sparse and not _takes(update.prepared, update.grad):
             update.prepared = None
             return "it shares memory with its gradient"
         return ""
 
     def step(self, updates: Sequence[Update], config: Config) -> None:
+        full = [update for update in updates if update.prepared is not None]
+        _check_capture(full)
+        if len(full) < len(updates):
+            _step_empty([update for update in updates if update.prepared is None], config)
+        if full:
+            self._step(full, config)
+
+    def _step(self, updates: Sequence[Update], config: Config) -> None:
         count([update.step for update in updates])
         torch.autograd.graph.increment_version([own for update in updates for own in update.prepared.written])
         for kind, own in _by_kind(updates):
@@ -110,9 +149,17 @@ class Triton(Backend):
                     launches.run("move_tiles")
 
 
+def _step_empty(updates: list[Update], config: Config) -> None:
+    """Count the step, and let averages of squares fade: there is nothing to move."""
+    backend: Backend = Sparse() if updates[0].grad.is_sparse else Reference()
+    (Steepest() if isinstance(config, SteepestConfig) else backend).step(updates, config)
+
+
 def _takes(described: Description, g: Tensor) -> bool:
     """Note where a dense gradient is; false if it shares memory with its parameter."""
     described.g, x = g.data_ptr(), described.words["x"]
+    if not (described.g and described.written[0].data_ptr()):
+        raise freed(described.written[0])
     return described.g >= x + described.x_bytes or x >= described.g + described.g_bytes
 
 
@@ -130,6 +177,21 @@ def _on(device: torch.device) -> Iterator[None]:
     """Triton launches kernels on torch's current device."""
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         yield
+
+
+def _stream(device: torch.device) -> int:
+    """The stream that kernels are launched on."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _check_capture(updates: Sequence[Update]) -> None:
+    """Refuse a step that a graph would replay wrongly."""
+    if not (updates and _is_capturing(updates[0].param.device)):
+        return
+    if not all(update.prepared.kind.is_step_on_device for update in updates):
+        raise RuntimeError("a step whose count is on the CPU cannot be captured: use capturable=True")
+    if any(update.prepared.kind.is_sparse for update in updates):
+        raise RuntimeError("a step with sparse gradients cannot be captured: their rows are others in each step")
 
 
 def _descend(kind: Kind, updates: list[Update], config: Config) -> None:
@@ -227,8 +289,6 @@ def _steps(updates: list[Update], config: Config, kind: Kind) -> list[int]:
     """The step counts, where they are needed and are not on the device."""
     if kind.is_step_on_device or not (config.betas is not None and config.bias_correction):
         return []
-    if _is_capturing(kind.device):
-        raise RuntimeError("a step whose count is on the CPU cannot be captured: use capturable=True")
     return [int(update.step.item()) for update in updates]
 
 
@@ -249,15 +309,16 @@ def _table(described: list[Description], behind: list[int], device: torch.device
     """The table of a launch. It stays on the device, and what has changed since the last step is written again."""
     first = described[0]
     kept: _Launch | None = first.launch
-    launch = kept if kept is not None and kept.described == described else None
+    stream = _stream(device)
+    launch = kept if kept is not None and kept.described == described and kept.stream == stream else None
     changing = [own.g for own in described] + [own.words.get("v", 0) for own in described] + behind
     if _is_capturing(device):
-        if launch is None:
+        if kept is None or kept.described != described:
             raise RuntimeError("a step cannot be captured before the same tensors have taken one: take a step first")
-        return _captured(launch, changing[: len(described)])
+        return _captured(kept, changing[: len(described)])
     if launch is not None and launch.changing == changing and not first.kind.is_sparse:
         return launch.table
-    first.launch = launch = _Launch(described, changing, _upload(_rows(described, behind), device))
+    first.launch = launch = _Launch(described, changing, stream, _upload(_rows(described, behind), device))
     return launch.table
 
 
@@ -267,6 +328,7 @@ class _Launch:
 
     described: list[Description]
     changing: list[int]  # the places and step counts in the table that other steps may have others of
+    stream: int  # that the table was allocated on: its memory is given away when this one is done with it
     table: Tensor
 
 
@@ -329,7 +391,7 @@ def _summed_by_row(update: Update) -> tuple[Tensor, Tensor]:
     An index out of range is found on the device, before anything is written, and is an error of the device as it is in
     `nn.Embedding`'s own kernels.
     """
-    kernels, g = _kernels(), update.grad
+    kernels, g = _sums(), update.grad
     rows, values = sparse_indices(g)[0].contiguous(), sparse_values(g).flatten(1)
     entries, width = values.shape
     assert_async(((rows >= 0) & (rows < len(update.param))).all(), "a sparse gradient has a row that is out of range")

@@ -4,7 +4,8 @@ A tensor is a batch of matrices, ``outer`` rows of ``inner`` entries, as in the 
 them: each has a row of ``WORDS`` numbers in a table, and a program finds its own by bisection. Where a tile holds whole
 blocks, `step_tiles` does everything in one pass. Elsewhere `read_tiles` leaves partial sums of squares, `finish_sums`
 adds them up in a fixed order, updates the statistics and leaves factors of the scales, and `move_tiles` moves the
-parameters. No sum uses atomics, so results have the same bits on every run.
+parameters. No sum uses atomics, so results have the same bits on every run. Those of sparse gradients are summed by row
+before: see `triton_sums.py`.
 """
 
 # mypy: ignore-errors
@@ -24,8 +25,6 @@ __all__ = [
     "move_tiles",
     "read_tiles",
     "step_tiles",
-    "sum_runs",
-    "sum_segments",
     "write_gradients",
 ]
 
@@ -62,10 +61,10 @@ class Numbers(NamedTuple):
     CHUNK, CHUNKS, TILES,  # rows of a program; programs down and across
     DIVISOR, COLUMNS_DIVISOR, WHOLE_DIVISOR,
     STEP,  # where the step count is; or how far it is behind that of the launch
-    INDEX,  # the sorted rows of a sparse gradient
+    INDEX, ROWS,  # the sorted rows of a sparse gradient, and how many the table has
     SUMS_OUTER, SUMS_INNER, SUMS_WHOLE,
     FACTOR_OUTER, FACTOR_INNER, FACTOR_WHOLE,
-) = (tl.constexpr(i) for i in range(40))
+) = (tl.constexpr(i) for i in range(41))
 # fmt: on
 WORD_NAMES = [name for name, value in vars().items() if name.isupper() and isinstance(value, tl.constexpr)]
 WORDS = tl.constexpr(len(WORD_NAMES))
@@ -80,7 +79,7 @@ _STREAM_OF_AVERAGE = tl.constexpr(0x2545F4914F6CDD1D)  # a parameter and its ave
 
 
 @triton.jit(do_not_specialize=["start", "tensors"])
-def write_gradients(table, start, tensors, g0: i64, g1: i64, g2: i64, g3: i64):
+def write_gradients(table, start, tensors, g0: tl.int64, g1: tl.int64, g2: tl.int64, g3: tl.int64):
     """Write where the gradients of four tensors are. These are arguments of the launch: a captured graph keeps them."""
     row = table + start * WORDS + G
     tl.store(row, g0)
@@ -150,11 +149,14 @@ def _tile(row, BLOCK_INNER: tl.constexpr, is_aligned: tl.constexpr):
 
 @triton.jit
 def _touched(row, positions, is_inside):
-    """The rows of a table that positions in a sorted index stand for, and which of them are the first of their run."""
+    """The rows of a table that positions in a sorted index stand for, and which of them are the first of their run.
+
+    A row that the table does not have is left out: not every device stops at the error that it is.
+    """
     index = tl.load(row + INDEX).to(tl.pointer_type(tl.int64))
     rows = tl.load(index + positions, mask=is_inside, other=-1)
     before = tl.load(index + positions - 1, mask=is_inside & (positions > 0), other=-1)
-    return rows, is_inside & (rows != before)
+    return rows, is_inside & (rows != before) & (rows >= 0) & (rows < tl.load(row + ROWS))
 
 
 # ----------------------------------------------------------------------------------------------------------- the update
@@ -503,7 +505,8 @@ def move_tiles(
         elif KIND == PER_TENSOR:
             scale = tl.load(room + tl.load(row + FACTOR_WHOLE))
         elif COMBINE == MINIMUM:
-            scale = _quotient(lr, tl.where(of_rows < of_columns[None, :], of_rows, of_columns[None, :]) + u.eps)
+            is_of_row = (of_rows < of_columns[None, :]) | (of_rows != of_rows)  # NaN, as in torch.minimum
+            scale = _quotient(lr, tl.where(is_of_row, of_rows, of_columns[None, :]) + u.eps)
         else:
             scale = _quotient(lr, of_rows * of_columns[None, :] + u.eps)
         x_at = _places(row, X, X_TYPE, matrix, rows, columns, ALIGNED)
@@ -577,60 +580,3 @@ def move_along_tiles(
     g = tl.load(_places(row, G, G_TYPE, matrix, rows, columns, ALIGNED), mask=is_inside, other=0.0).to(tl.float32)
     moved = x * (1.0 - lr * u.decay) - lr * size * g
     tl.store(x_at, _narrowed(moved, X_TYPE, RANDOM, False, stream, rows, columns), mask=is_inside)
-
-
-# ----------------------------------------------------------------------------------------------------- sparse gradients
-
-
-@triton.jit(do_not_specialize=["width", "value_stride", "column_stride"])
-def sum_runs(
-    ends, order, values, partial, width: i64, value_stride: i64, column_stride: i64,
-    RUN: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """The values of every RUN entries of a sorted index that are in the middle of a longer segment, summed.
-
-    Such runs start at multiples of RUN and end there, or with their segment.
-    """
-    run = tl.program_id(0)
-    first = run * RUN
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    end = tl.minimum(tl.load(ends + first), first + RUN)
-    total = _summed(order, values, first, end, columns, width, value_stride, column_stride, BLOCK, ALIGNED)
-    tl.store(partial + run * width + columns, total, mask=columns < width)
-
-
-@triton.jit(do_not_specialize=["width", "value_stride", "column_stride"])
-def sum_segments(
-    index, ends, order, values, partial, sums, width: i64, value_stride: i64, column_stride: i64,
-    RUN: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """The gradient of each row, at its first place in the sorted index: the sum of its values, in their order."""
-    first = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    own = tl.load(index + first)
-    before = tl.load(index + first - 1, mask=first > 0, other=-1)
-    if own != before:
-        end = tl.load(ends + first)
-        next_run = tl.cdiv(first, RUN) * RUN
-        total = _summed(
-            order, values, first, tl.minimum(end, next_run), columns, width, value_stride, column_stride, BLOCK, ALIGNED
-        )
-        for start in range(next_run, end, RUN):
-            at = partial + (start // RUN) * width + columns
-            total += tl.load(at, mask=columns < width, other=0.0)
-        tl.store(sums + first * width + columns, total, mask=columns < width)
-
-
-@triton.jit
-def _summed(
-    order, values, first, end, columns, width, value_stride, column_stride, BLOCK: tl.constexpr, ALIGNED: tl.constexpr
-):
-    total = tl.zeros((BLOCK,), tl.float32)
-    for entry in range(first, end):
-        at = values + tl.load(order + entry) * value_stride
-        if ALIGNED:
-            at += columns
-        else:
-            at += columns * column_stride
-        total += tl.load(at, mask=columns < width, other=0.0).to(tl.float32)
-    return total

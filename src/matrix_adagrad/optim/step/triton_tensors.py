@@ -24,7 +24,7 @@ from matrix_adagrad.optim.step.native import covers, measured_directions, statis
 from matrix_adagrad.optim.step.update import NARROW, PLAIN, Update, are_plain
 from matrix_adagrad.torch_private import is_zero_tensor, sparse_values
 
-__all__ = ["AXES", "RUN", "Description", "Kind", "describe", "describe_move", "power_of_2", "up"]
+__all__ = ["AXES", "RUN", "Description", "Kind", "describe", "describe_move", "freed", "is_empty", "power_of_2", "up"]
 
 # How tensors are cut into tiles. It follows from shapes alone, so sums have the same order in every run.
 TILE = 4096  # entries of a tile that is read once
@@ -50,14 +50,15 @@ class _Tiles(NamedTuple):
     has_blocks: bool  # whether a tile holds whole blocks: then one pass does everything
 
     @classmethod
-    def of(cls, kind: int, outer: int, inner: int) -> _Tiles:
+    def of(cls, kind: int, outer: int, inner: int, *, is_sparse: bool) -> _Tiles:
         """The tiles for a matrix of this size, whose entries share scales in this way."""
         has_blocks = kind == PER_ENTRY or (kind == PER_OUTER and inner <= LONGEST)
         sums_columns = kind in (PER_INNER, PER_BOTH)
         entries = SUMMED_TILE if sums_columns else TILE
         widest = LONGEST if kind == PER_OUTER and has_blocks else SUMMED_COLUMNS if sums_columns else TILE
-        wide = min(power_of_2(inner), widest)
-        high = min(max(1, entries // wide), power_of_2(outer))
+        is_flat = outer == 1 and kind in (PER_ENTRY, PER_TENSOR) and not is_sparse
+        wide = widest if is_flat else min(power_of_2(inner), widest)
+        high = max(1, entries // wide)  # also of a tensor with fewer rows: it is of one kind with larger ones
         across, height = up(inner, wide), high
         if sums_columns:
             height *= min(TALLEST, power_of_2(across * up(outer, high) // PROGRAMS))
@@ -106,6 +107,31 @@ class Description:
     g_bytes: int
     launch: Any = None  # the last one that began with this tensor
 
+    def is_like(self, other: Description) -> bool:
+        """Whether another description says the same, wherever the gradient is."""
+        return (self.kind, self.words, self.programs, self.room) == (
+            other.kind,
+            other.words,
+            other.programs,
+            other.room,
+        )
+
+
+def is_empty(update: Update) -> bool:
+    """Whether a plain tensor, or its gradient, has no entries."""
+    g = update.grad
+    return are_plain((update.param, g)) and 0 in (
+        update.param.numel(),
+        (sparse_values(g) if g.is_sparse else g).numel(),
+    )
+
+
+def freed(x: Tensor) -> RuntimeError:
+    """The error for a tensor without memory."""
+    return RuntimeError(
+        f"the memory of a parameter of shape {tuple(x.shape)}, its gradient or its state has been freed"
+    )
+
 
 def describe(update: Update, config: Config) -> Description:
     """Describe one tensor for the kernels. Raise an error if they do not support it."""
@@ -142,8 +168,9 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
         raise NotCoveredError("a domain and lazy='exact' need a list of the rows that its sparse gradient touches")
     if values.shape[is_sparse:] != x.shape[is_sparse:] or any(own.shape != x.shape for own in average):
         raise NotCoveredError(f"it has shape {tuple(x.shape)}, and its gradient or its average has another")
-    if 0 in (x.numel(), values.numel()):
-        raise NotCoveredError("it is empty, or its gradient is")
+    places = [own.data_ptr() for own in (x, values, *average, *[v for v in kept if not v.is_meta], update.step)]
+    if not all(places):
+        raise freed(x)
     if update.is_single_block:
         raise NotCoveredError("it is one block of a tensor that is sharded by blocks")
     # Sorted and summed by rows, values are contiguous.
@@ -151,16 +178,18 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     step = StepKind.SPARSE if is_sparse else StepKind.DENSE
     layout, v, divisors, combine = statistics_layout(update, g_strides, step)
     outer, inner = len(values) if is_sparse else layout.outer, layout.inner
-    tiles = _Tiles.of(layout.kind, outer, inner)
+    tiles = _Tiles.of(layout.kind, outer, inner, is_sparse=is_sparse)
 
     words = {"x": x.data_ptr(), "outer": outer, "inner": inner}
     words |= {"chunk": tiles.height, "chunks": tiles.chunks, "tiles": tiles.across}
     arrays = zip(("x", "g", "average", "v", "columns", "whole"), layout.strides, strict=False)
     words |= {f"{name}_{part}": stride for name, own in arrays for part, stride in zip(_PARTS, own, strict=True)}
-    if outer == 1:  # no stride matters
+    if outer == 1 and not is_sparse:  # no stride matters
         words |= {f"{name}_outer": 0 for name in ("x", "g", "average", "v")}
     words |= {name: own.data_ptr() for name, own in zip(("v", "columns", "whole"), kept and v, strict=False)}
     words |= dict(zip(("divisor", "columns_divisor", "whole_divisor"), divisors, strict=False))
+    if is_sparse:
+        words["rows"] = len(x)
     if average:
         words["average"] = average[0].data_ptr()
     if on_device := update.step.device == x.device and (config.capturable or not update.step.is_cpu):
@@ -171,8 +200,10 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     parts = {"whole": tiles.chunks * tiles.across, "outer": tiles.across, "inner": tiles.chunks}
     finished, programs, room = [], {"tiles": layout.matrices * tiles.chunks * tiles.across}, {}
     for name in summed:
-        together = min(power_of_2(parts[name]), FINISHED if sizes[name] == 1 else FINISHED // 8)
-        block = min(FINISHED // together, power_of_2(sizes[name]))
+        together = FINISHED
+        if sizes[name] > 1:  # 1 or 16 or many: few kinds
+            together = min(1 << 4 * up((parts[name] - 1).bit_length(), 4), FINISHED // 8)
+        block = FINISHED // together
         finished.append((name, block, together))
         programs[name] = layout.matrices * up(sizes[name], block)
         room[f"sums_{name}"] = layout.matrices * sizes[name] * parts[name]
