@@ -67,8 +67,9 @@ class GroupPlan:
     def renew(self, config: Config, grads: Sequence[Tensor]) -> bool:
         """Whether the plan is one for a step of its updates with these gradients too."""
         (updates,), self.config = self.steps.values(), config
-        is_repeated = self._backends == _backends(config) and isinstance(updates, RepeatedUpdates)
-        return is_repeated and updates.renew(config, grads)
+        if self._backends != _backends(config) or not isinstance(updates, RepeatedUpdates):
+            return False
+        return updates.renew(config, grads)
 
     def check(self) -> None:
         """Refuse what a plan that is valid again has not looked at yet."""
