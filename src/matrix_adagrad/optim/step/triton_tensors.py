@@ -201,7 +201,7 @@ def _described(update: Update, kept: list[Tensor], config: Config) -> Descriptio
     finished, programs, room = [], {"tiles": layout.matrices * tiles.chunks * tiles.across}, {}
     for name in summed:
         together = FINISHED
-        if sizes[name] > 1:  # 1 or 16 or many: few kinds
+        if sizes[name] > 1 or (is_sparse and name != "whole"):  # 1 or 16 or many: few kinds, whatever the batch
             together = min(1 << 4 * up((parts[name] - 1).bit_length(), 4), FINISHED // 8)
         block = FINISHED // together
         finished.append((name, block, together))
