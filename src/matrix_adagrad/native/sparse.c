@@ -50,16 +50,19 @@ static void sort_by_digit(const uint64_t *from, uint64_t *to, int64_t n, int shi
 
 static int64_t table_row(uint64_t entry) { return (int64_t)(entry >> 32); }
 
+/* From one offset to another. It wraps around, since others may have written to them. */
+static int64_t distance(int64_t from, int64_t to) { return (int64_t)((uint64_t)to - (uint64_t)from); }
+
 /* Writes the bag of each entry; returns whether the offsets ascend from `offset` on and cover all entries. */
 static int assign_bags(const tensor *t, uint64_t *entries, int64_t threads)
 {
     int64_t share = ceil_div(t->bags, threads), is_invalid = 0;
     PARALLEL_FOR(c, threads, {
         int64_t b = min(t->bags, c * share), last = min(t->bags, b + share);
-        int64_t k = read_once(t->offsets + b) - t->offset, end = k;
+        int64_t k = distance(t->offset, read_once(t->offsets + b)), end = k;
         int is_valid = k >= 0 && (b || k == 0);
         for (; is_valid && b < last; b++) {
-            end = read_once(t->offsets + b + 1) - t->offset;
+            end = distance(t->offset, read_once(t->offsets + b + 1));
             is_valid = k <= end && end <= t->nnz;
             for (; is_valid && k < end; k++) entries[k] = (uint64_t)b;
         }
