@@ -174,13 +174,8 @@ class _Step:
     """Steps one parameter, with its owner's options and state at the time of the call."""
 
     def __init__(self, owner: Optimizer, number: int, place: int, index: int) -> None:
-        self.owner, self.number, self.place, self.index, self.stepper = (
-            owner,
-            number,
-            place,
-            index,
-            without_hooks(owner),
-        )
+        self.owner, self.number, self.place, self.index = owner, number, place, index
+        self.stepper = without_hooks(owner)
 
     def __call__(self, param: Tensor) -> None:
         group = self.owner.param_groups[self.number]

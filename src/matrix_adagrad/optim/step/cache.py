@@ -124,8 +124,10 @@ def _are_same(some: list[Any], others: list[Any]) -> bool:
 
 def _bags(grads: list[Any]) -> list[Any] | None:
     """If all gradients are parts of one batch of bags: which parts, and what of the batch has to stay the same."""
+    if not grads or type(grads[0]) is not BagGradient:
+        return None
     parts: list[Any] = [grad.part if type(grad) is BagGradient else None for grad in grads]
-    if not parts or None in parts or len({id(part.batch) for part in parts}) > 1:
+    if None in parts or len({id(part.batch) for part in parts}) > 1:
         return None
     return [parts[0].batch.values.dtype, *[part[1:] for part in parts]]
 

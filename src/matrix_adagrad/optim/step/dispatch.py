@@ -126,8 +126,9 @@ class GroupPlan:
 
 def run(plans: Sequence[GroupPlan]) -> None:
     """Take the step of all groups. Other work overlaps with the all-reduces over ranks."""
-    for plan in plans[: len(plans) > 1 and len(plans)]:
-        plan.check()
+    if len(plans) > 1:
+        for plan in plans:
+            plan.check()
     for plan in plans:
         for lag, rows in plan.lags:
             lag.catch_up(plan.config, rows)
